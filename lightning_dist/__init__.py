@@ -1,0 +1,23 @@
+"""Distributed training for PyTorch Lightning that knows the machine's topology.
+
+Importing this package registers the strategy names ``hierdist``, ``hierdist_spawn``, ``hierdist_fork`` and
+``hierdist_notebook``, each also with ``_find_unused_parameters_true`` and ``_false``; nothing else happens.
+"""
+
+from lightning.pytorch.strategies import StrategyRegistry
+
+from lightning_dist.config import ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.strategy import HierDistStrategy, register_strategies
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HierDistStrategy",
+    "ParallelConfig",
+    "ProbeConfig",
+    "SyncConfig",
+    "TopologyConfig",
+    "__version__",
+]
+
+register_strategies(StrategyRegistry)

@@ -1,0 +1,166 @@
+"""The only place where a config becomes objects that talk to other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_dist.comm.agreement import Agreement
+from lightning_dist.comm.collectives import Collectives, FaultPoint, RankGroup
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce
+from lightning_dist.comm.testimony import Testimony
+from lightning_dist.config import MIB, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.events import EventStream
+from lightning_dist.gradsync.allreduce import AllReduceScheme
+from lightning_dist.topology import Cluster
+from lightning_dist.topology.discover import discover_cluster
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run's parts share; lives from the making of the process group to teardown.
+
+    Attributes:
+        cluster: Who sits where.
+        events: The event stream of this rank.
+        collectives: The seam for tensors on the training device.
+        store: Keys of this run only, shared by all ranks.
+        device: Where the model lives.
+    """
+
+    cluster: Cluster
+    events: EventStream
+    collectives: Collectives
+    store: dist.Store
+    device: torch.device
+    testimony: Testimony
+
+    @property
+    def rank(self) -> int:
+        """This process's global rank."""
+        return self.collectives.rank
+
+    @property
+    def world(self) -> RankGroup:
+        """The default process group, which belongs to the main thread."""
+        ranks = tuple(range(self.cluster.world_size))
+        return RankGroup(ranks, self.rank, dist.group.WORLD, "world", self.cluster.tier_of(ranks).value)
+
+    def leave_word(self, error: BaseException) -> None:
+        """Let the others know that this rank ends by an error of its own."""
+        self.testimony.post(f"{type(error).__name__}: {error}", own_fault=True)
+
+
+def open_run(
+    topology: TopologyConfig,
+    sync: SyncConfig,
+    *,
+    events: EventStream,
+    device: torch.device,
+    environ: Mapping[str, str] | None = None,
+    fault_point: FaultPoint | None = None,
+) -> RunContext:
+    """Find out who sits where and make the seam; every rank calls it after the default process group is made.
+
+    Raises:
+        TopologyError: The placement given or found is no cluster.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    store = _own_store(rank)
+    cluster = discover_cluster(
+        topology,
+        rank=rank,
+        world_size=world_size,
+        store=dist.PrefixStore("topology/", store),
+        environ=os.environ if environ is None else environ,
+        timeout_s=sync.timeout_s,
+    )
+    testimony = Testimony(dist.PrefixStore("testimony/", store), rank=rank, world_size=world_size)
+    collectives = Collectives(
+        events=events,
+        timeout_s=sync.timeout_s,
+        rank=rank,
+        host_of_rank=cluster.host_of_rank,
+        blocks_host=device.type == "cpu",
+        testimony=testimony,
+        fault_point=fault_point,
+    )
+    return RunContext(cluster, events, collectives, store, device, testimony)
+
+
+def open_agreement(run: RunContext) -> Agreement:
+    """How ranks take small decisions alike; every rank calls it."""
+    blocking = Collectives(
+        events=run.events,
+        timeout_s=run.collectives.timeout_s,
+        rank=run.rank,
+        host_of_rank=run.cluster.host_of_rank,
+        testimony=run.testimony,
+        fault_point=run.collectives.fault_point,
+    )
+    return Agreement(blocking, run.cluster.world_size)
+
+
+def open_gradient_all_reduce(run: RunContext, sync: SyncConfig) -> HierarchicalAllReduce:
+    """Lanes, groups and shared memory for gradients; every rank calls it."""
+    return open_all_reduce(
+        run.cluster,
+        config=sync,
+        collectives=run.collectives,
+        device=run.device,
+        rank=run.rank,
+        store=run.store,
+    )
+
+
+def wrap_data_parallel(
+    module: torch.nn.Module,
+    all_reduce: HierarchicalAllReduce,
+    *,
+    parallel: ParallelConfig,
+    sync: SyncConfig,
+    device: torch.device,
+    extra: Mapping[str, object],
+) -> DistributedDataParallel:
+    """Wrap a module so that its gradients are averaged by ``all_reduce``; every rank calls it.
+
+    Args:
+        module: On ``device`` already.
+        all_reduce: How buckets travel.
+        parallel: Options of the wrapper.
+        sync: For the size of buckets.
+        device: Where the module lives.
+        extra: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`, as the user gave them.
+    """
+    arguments: dict[str, object] = {
+        "find_unused_parameters": parallel.find_unused_parameters,
+        "static_graph": parallel.static_graph,
+        "gradient_as_bucket_view": parallel.gradient_as_bucket_view,
+        "bucket_cap_mb": sync.bucket_bytes / MIB,
+        **extra,
+    }
+    if not parallel.broadcast_buffers:  # torch 2.13 warns of it by name, also at its default
+        arguments["broadcast_buffers"] = False
+    stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
+    with stream:  # https://pytorch.org/docs/stable/notes/cuda.html#id5: grads are accumulated on a side stream
+        wrapped = DistributedDataParallel(
+            module, device_ids=[device.index] if device.type == "cuda" else None, **arguments
+        )
+    AllReduceScheme(all_reduce).attach(wrapped)
+    return wrapped
+
+
+def _own_store(rank: int) -> dist.Store:
+    """Keys no other opening of this process group uses: a Trainer may be used twice, a script may have several.
+
+    A connection of its own, because a rank may read it in a thread while another waits in the first one.
+    """
+    default = dist.distributed_c10d._get_default_store()  # the store has no public accessor
+    generation = default.add(f"hierdist/generation/{rank}", 1)
+    return dist.PrefixStore(f"hierdist/{generation}/", default.clone())

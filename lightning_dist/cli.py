@@ -1,0 +1,303 @@
+"""The ``hierdist`` command: ``hierdist topology``, also as ``python -m lightning_dist.cli topology``.
+
+Each subcommand adds its arguments to a parser of its own and runs on what was parsed; :data:`COMMANDS` lists them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from lightning_dist.config import TIER_CHOICES, ProbeConfig, TopologyConfig
+from lightning_dist.errors import CollectiveTimeoutError, ConfigError, HierDistError, LaunchError, unknown_option
+from lightning_dist.topology.discover import apply_tiers, discover, host_identity
+from lightning_dist.topology.layout import AXIS_NAMES, Axes, Layout
+from lightning_dist.topology.probe import probe
+from lightning_dist.topology.report import Report, report_of, tables, verdict
+from lightning_dist.topology.spec import Cluster
+
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+DEFAULT_GRADIENT_BYTES = 100e6
+_MULTIPLES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+# How launchers call a process's rank and the number of processes; the first pair that is set counts.
+_RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand.
+
+    Attributes:
+        summary: One line for the list of subcommands.
+        add_arguments: Adds its arguments to its parser.
+        run: Does it, and returns the exit status.
+    """
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand.
+
+    Args:
+        argv: The arguments; ``None``: those of the process.
+
+    Returns:
+        The exit status: 0, or 2 if what was asked for is wrong or did not work (the reason goes to stderr).
+    """
+    parser = argparse.ArgumentParser(prog="hierdist", description="Tools for distributed training across hosts.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.summary, description=command.summary)
+        command.add_arguments(subparser)
+    arguments = parser.parse_args(argv)
+    try:
+        return COMMANDS[arguments.command].run(arguments)
+    except HierDistError as error:
+        print(f"hierdist {arguments.command}: {error}", file=sys.stderr)
+        return 2
+
+
+# -- topology -----------------------------------------------------------------------------------------------------------
+
+
+def _add_topology_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster", metavar="SHAPE", help="a what-if instead of this machine: 2x4, 3+1, 2x4:cyclic, 2x2x4 (two switches)"
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--gradient-bytes", type=float, metavar="BYTES", help="size of the gradient of a step")
+    size.add_argument("--gradient-mb", type=float, metavar="MB", help="the same in units of 10^6 bytes (default: 100)")
+    size.add_argument("--parameters", metavar="N", help="the same as a number of parameters: 25000000, 25M, 7B")
+    parser.add_argument("--dtype", choices=tuple(DTYPE_BYTES), default="fp32", help="type of the gradients, for --parameters")
+    parser.add_argument("--axes", metavar="AXES", help="list the groups of these axes too, e.g. pp=2,dp_shard=2,tp=2")
+    parser.add_argument("--tiers", choices=TIER_CHOICES, default="auto", help="how many tiers to tell apart")
+    parser.add_argument("--host", metavar="NAME", help="name of this process's host, instead of finding it out")
+    parser.add_argument(
+        "--switch",
+        action="append",
+        default=[],
+        metavar="NAME=HOST,HOST",
+        help="a switch and the hosts under it; once for each switch",
+    )
+    parser.add_argument("--probe", action="store_true", help="measure the links (less than two seconds)")
+    parser.add_argument("--refresh", action="store_true", help="with --probe: measure again although it is known")
+    parser.add_argument("--cache-dir", metavar="FOLDER", help="with --probe: where measurements are kept")
+    parser.add_argument("--timeout-s", type=float, default=60.0, metavar="S", help="how long to wait for other ranks")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _run_topology(arguments: argparse.Namespace) -> int:
+    gradient_bytes = _gradient_bytes(arguments)
+    config = TopologyConfig(
+        tiers=arguments.tiers,
+        host=arguments.host,
+        switches=_switches(arguments.switch),
+        probe=ProbeConfig(enabled=arguments.probe, cache_dir=arguments.cache_dir, refresh=arguments.refresh),
+    )
+    if arguments.timeout_s <= 0:
+        raise ConfigError(f"--timeout-s must be positive, got {arguments.timeout_s:g}")
+    rank, cluster, sources = 0, None, None
+    if arguments.cluster is not None:
+        if arguments.probe:
+            raise ConfigError("--probe measures the machine it runs on; leave it out with --cluster")
+        cluster = apply_tiers(Cluster.parse(arguments.cluster), config)
+    else:
+        place = launched_as(os.environ)
+        if place is None:
+            cluster, sources = _this_machine(config)
+        else:
+            rank = place.rank
+            cluster, sources = _all_ranks(config, place, arguments.timeout_s)
+    if rank == 0:
+        layout = Layout.place(cluster, _axes(arguments.axes)) if arguments.axes else None
+        report = report_of(cluster, gradient_bytes=gradient_bytes, sources=sources, layout=layout)
+        _print(report, as_json=arguments.json)
+    return 0
+
+
+def _this_machine(config: TopologyConfig) -> tuple[Cluster, list[str]]:
+    """Without a launcher: this machine, with one rank for each GPU, or one."""
+    identity = host_identity(os.environ, configured=config.host)
+    num_ranks = max(torch.cuda.device_count(), 1)
+    cluster = apply_tiers(Cluster((identity.label,) * num_ranks), config)
+    return cluster, [identity.source.value] * num_ranks
+
+
+def _all_ranks(config: TopologyConfig, place: Place, timeout_s: float) -> tuple[Cluster, list[str]]:
+    """Under a launcher: meet the other ranks, and find out where each of them sits."""
+    rank, size = place.rank, place.world_size
+    with _rendezvous(place, timeout_s) as (store, group):
+        found = discover(config, rank=rank, world_size=size, store=store, environ=os.environ, timeout_s=timeout_s)
+        cluster = probe(found.cluster, config=config.probe, rank=rank, group=group, timeout_s=timeout_s)
+        return cluster, [source.value for source in found.sources]
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2))
+        return
+    # Where the output is a file or a launcher's pipe there is no width to keep to, and a table cut at 80 columns is no use.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    for table in tables(report):
+        console.print(table)
+        console.print()
+    for line in verdict(report):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+# -- launchers ----------------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Which of how many processes this is, and where they meet."""
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+
+
+def launched_as(environ: Mapping[str, str]) -> Place | None:
+    """This process's place under torchrun, SLURM, MPI or anything that sets their variables; ``None``: no launcher.
+
+    The meeting point is ``MASTER_ADDR`` and ``MASTER_PORT``; under SLURM it follows from the list of nodes and the job's
+    number where they are not set.
+
+    Raises:
+        LaunchError: A variable is missing or is not a number.
+    """
+    for rank_name, size_name in _RANK_VARIABLES:
+        if environ.get(rank_name) and environ.get(size_name):
+            break
+    else:
+        return None
+    try:
+        rank, world_size = int(environ[rank_name]), int(environ[size_name])
+        address = environ.get("MASTER_ADDR") or _first_slurm_node(environ)
+        port = environ.get("MASTER_PORT") or _slurm_port(environ)
+        if address is None or port is None:
+            if world_size > 1:
+                raise LaunchError(
+                    f"{size_name}={world_size}, but MASTER_ADDR and MASTER_PORT are not both set; set them to the host "
+                    "of rank 0 and a free port there, or start the processes with torchrun"
+                )
+            return None
+        return Place(rank, world_size, address, int(port))
+    except ValueError as error:
+        raise LaunchError(f"{rank_name}, {size_name} and MASTER_PORT must be numbers: {error}") from error
+
+
+def _first_slurm_node(environ: Mapping[str, str]) -> str | None:
+    """First of a list like ``node[03-05,9],other``."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    if not nodes:
+        return None
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?", nodes)
+    return match.group(1) + (match.group(2) or "") if match else None
+
+
+def _slurm_port(environ: Mapping[str, str]) -> str | None:
+    """A port that all tasks of a job agree on and that two jobs rarely share."""
+    job = environ.get("SLURM_JOB_ID")
+    return str(15000 + int(job[-4:])) if job else None
+
+
+@contextmanager
+def _rendezvous(place: Place, timeout_s: float) -> Iterator[tuple[dist.Store, dist.ProcessGroup]]:
+    """A store and a Gloo group of all processes; leaving it waits for all, so that rank 0 does not take the store away."""
+    address = f"[{place.address}]" if ":" in place.address else place.address
+    url = f"tcp://{address}:{place.port}?rank={place.rank}&world_size={place.world_size}"
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        store, _, _ = next(dist.rendezvous(url, timeout=timeout))
+        store.set_timeout(timeout)
+        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
+    except RuntimeError as error:
+        raise CollectiveTimeoutError(
+            f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port} within "
+            f"{timeout_s:g} s: {error}"
+        ) from error
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        yield dist.PrefixStore("hierdist", store), group
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+# -- what the arguments mean --------------------------------------------------------------------------------------------
+
+
+def _gradient_bytes(arguments: argparse.Namespace) -> float:
+    if arguments.parameters is not None:
+        size_bytes = _number(arguments.parameters) * DTYPE_BYTES[arguments.dtype]
+    elif arguments.gradient_mb is not None:
+        size_bytes = arguments.gradient_mb * 1e6
+    else:
+        size_bytes = DEFAULT_GRADIENT_BYTES if arguments.gradient_bytes is None else arguments.gradient_bytes
+    if not 0 < size_bytes < float("inf"):
+        raise ConfigError(f"the gradient must have a positive size, got {size_bytes:g} bytes")
+    return float(size_bytes)
+
+
+def _number(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([kmbt]?)", text.strip().lower().replace("_", ""))
+    if match is None:
+        raise ConfigError(f"--parameters {text!r} is no number; write e.g. 25000000, 25M or 7B")
+    return float(match.group(1)) * _MULTIPLES[match.group(2)]
+
+
+def _switches(given: Sequence[str]) -> dict[str, list[str]] | None:
+    switches: dict[str, list[str]] = {}
+    for text in given:
+        name, separator, hosts = text.partition("=")
+        if not (name and separator and hosts):
+            raise ConfigError(f"--switch {text!r} cannot be read; write e.g. --switch rack1=a,b")
+        switches.setdefault(name, []).extend(hosts.split(","))
+    return switches or None
+
+
+def _axes(text: str) -> Axes:
+    sizes: dict[str, int] = {}
+    for item in text.split(","):
+        name, _, size = item.partition("=")
+        if name not in AXIS_NAMES:
+            raise unknown_option("axis", name, AXIS_NAMES)
+        if not size.isdecimal():
+            raise ConfigError(f"--axes {text!r} cannot be read; write e.g. --axes pp=2,dp_shard=2,tp=2")
+        sizes[name] = int(size)
+    return Axes(**sizes)
+
+
+COMMANDS: dict[str, Command] = {
+    "topology": Command(
+        "Show hosts, ranks, links and process groups, and the bytes each host sends per step.",
+        _add_topology_arguments,
+        _run_topology,
+    ),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

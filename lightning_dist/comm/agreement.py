@@ -1,0 +1,85 @@
+"""Small decisions that all ranks take alike: does anyone want to stop, has everyone a batch?
+
+An exchange moves eight bytes a rank over a group of its own (Gloo on CPU memory, also beside NCCL, so that a decision never
+waits for the device). It can be started in one step and read in the next, which hides it entirely.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from lightning_dist.comm.collectives import Collectives, Pending, RankGroup
+from lightning_dist.comm.groups import destroy, make_group
+
+
+class Exchange:
+    """An exchange under way; :meth:`wait` gives what each rank said."""
+
+    def __init__(self, pending: Pending, said: torch.Tensor) -> None:
+        self._pending = pending
+        self._said = said
+
+    def wait(self) -> list[int]:
+        """Block until done. Returns one number a rank, by global rank."""
+        self._pending.wait(span_from_wait=True)
+        return [int(value) for value in self._said.tolist()]
+
+
+class Agreement:
+    """Every rank says a number and learns everybody's. All ranks make it, and call it, in the same order.
+
+    Args:
+        collectives: The seam; its waits must block the host.
+        world_size: Number of ranks.
+    """
+
+    def __init__(self, collectives: Collectives, world_size: int) -> None:
+        self._collectives = collectives
+        self._world_size = world_size
+        self._group: RankGroup = make_group(
+            range(world_size),
+            rank=collectives.rank,
+            label="agreement",
+            tier="world",
+            timeout_s=collectives.timeout_s,
+            backend="gloo",
+        )
+
+    def start(self, number: int) -> Exchange:
+        """Say a number."""
+        said = torch.zeros(self._world_size, dtype=torch.int64)
+        said[self._collectives.rank] = number
+        return Exchange(self._collectives.start_all_reduce(said, self._group, dist.ReduceOp.SUM), said)
+
+    def exchange(self, number: int) -> list[int]:
+        """:meth:`start`, waited for."""
+        return self.start(number).wait()
+
+    def close(self) -> None:
+        """Release the group."""
+        destroy([self._group])
+
+
+class DelayedVote:
+    """A yes/no that any rank may raise, known to all one call later, without waiting on the training path.
+
+    Args:
+        agreement: How ranks hear each other; used by nothing else meanwhile.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        self._under_way: Exchange | None = None
+
+    def cast(self, raised: bool) -> list[int]:
+        """Say whether this rank raises it now; returns the ranks that raised it at the previous call, alike everywhere."""
+        previous = self._under_way.wait() if self._under_way is not None else []
+        self._under_way = self._agreement.start(int(raised))
+        return [rank for rank, said in enumerate(previous) if said]
+
+    def finish(self) -> None:
+        """Wait for what is under way, so that nothing is left on the network."""
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None

@@ -1,0 +1,88 @@
+"""Every error the library raises, in one tree.
+
+::
+
+    HierDistError
+    ├── ConfigError (ValueError)          a value the user wrote cannot be used
+    │   ├── UnknownOptionError            the name is none of ours; the message lists the right ones
+    │   └── CombinationError              each value is fine alone, not together
+    ├── TopologyError (ValueError)        the hosts, switches or ranks given do not describe a cluster
+    │   └── PlacementError                the axes do not fit the hosts
+    ├── LaunchError (RuntimeError)        the processes cannot be started as asked
+    ├── CollectiveError (RuntimeError)    an operation between ranks failed; names rank, host and operation
+    │   ├── CollectiveTimeoutError        a peer did not answer within the deadline
+    │   ├── PeerLostError                 a peer died or closed its connection
+    │   └── CollectiveMismatchError       ranks asked for different operations
+    └── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
+
+A message says what was given, what is allowed, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HierDistError(Exception):
+    """Base of all errors raised by lightning_dist."""
+
+
+class ConfigError(HierDistError, ValueError):
+    """A value the user wrote cannot be used."""
+
+
+class UnknownOptionError(ConfigError):
+    """A name that is none of the allowed ones."""
+
+
+class CombinationError(ConfigError):
+    """Options that are each valid but do not work together."""
+
+
+class TopologyError(HierDistError, ValueError):
+    """The hosts, switches or ranks given do not describe a cluster."""
+
+
+class PlacementError(TopologyError):
+    """The parallel axes do not fit the hosts they would be placed on."""
+
+
+class LaunchError(HierDistError, RuntimeError):
+    """The processes of a run cannot be started as asked."""
+
+
+class CollectiveError(HierDistError, RuntimeError):
+    """An operation between ranks failed."""
+
+
+class CollectiveTimeoutError(CollectiveError):
+    """A peer did not answer within the deadline."""
+
+
+class PeerLostError(CollectiveError):
+    """A peer died or closed its connection."""
+
+
+class CollectiveMismatchError(CollectiveError):
+    """Ranks that should run the same operation asked for different ones."""
+
+
+class UnevenInputsError(HierDistError, RuntimeError):
+    """Ranks have different numbers of training batches."""
+
+
+def unknown_option(what: str, given: object, allowed: Iterable[str]) -> UnknownOptionError:
+    """An :class:`UnknownOptionError` that lists the allowed names and the closest one.
+
+    Args:
+        what: What the name stands for, e.g. ``"sync"``.
+        given: What the user wrote.
+        allowed: The names that would have worked.
+    """
+    names = list(allowed)
+    message = f"{what}={given!r} is unknown; allowed: {', '.join(names)}"
+    close = difflib.get_close_matches(str(given), names, n=1)
+    if close:
+        message += f". Did you mean {what}={close[0]}?"
+    return UnknownOptionError(message)

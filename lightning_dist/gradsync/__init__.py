@@ -1,0 +1,1 @@
+"""What becomes of a gradient: one scheme a file."""

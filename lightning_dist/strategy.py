@@ -1,0 +1,528 @@
+"""``Trainer(strategy="hierdist")``: Lightning's view of the library. It delegates; the work is a layer below."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from datetime import timedelta
+from types import FrameType
+from typing import Any, TypeVar
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.distributed import (
+    _get_default_process_group_backend_for_device,
+    _init_dist_connection,
+    _sync_ddp_if_available,
+)
+from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.strategies.strategy import _ForwardRedirection
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_dist import build
+from lightning_dist.comm.agreement import Agreement, DelayedVote
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.config import (
+    PARALLEL_PRESETS,
+    START_METHODS,
+    SYNC_PRESETS,
+    TOPOLOGY_PRESETS,
+    ParallelConfig,
+    SyncConfig,
+    TopologyConfig,
+    resolve,
+)
+from lightning_dist.data.agreed import agreed_loader
+from lightning_dist.errors import CollectiveError, unknown_option
+from lightning_dist.events import EventStream
+from lightning_dist.launch import RankLauncher
+from lightning_dist.parent_watch import watch_parent
+
+BroadcastT = TypeVar("BroadcastT")
+
+
+class HierDistStrategy(ParallelStrategy):
+    """Data-parallel training whose gradient synchronisation knows which ranks share a host.
+
+    Args:
+        parallel: What becomes of the model: a name (``"ddp"``), a mapping of options, or a
+            :class:`~lightning_dist.config.ParallelConfig`.
+        sync: How gradients travel: ``"hierarchical"``, ``"flat"``, ``"bf16"``, a mapping or a
+            :class:`~lightning_dist.config.SyncConfig`.
+        topology: Who sits where: ``"auto"``, ``"flat"``, a mapping or a
+            :class:`~lightning_dist.config.TopologyConfig`.
+        accelerator: Set by the Trainer.
+        parallel_devices: Set by the Trainer.
+        cluster_environment: Who launched the processes; found if not given.
+        checkpoint_io: How checkpoint files are written.
+        precision_plugin: Set by the Trainer.
+        process_group_backend: ``"nccl"`` or ``"gloo"``; by device if not given.
+        timeout: Deadline of operations between ranks; overrides ``sync.timeout_s``.
+        start_method: ``popen`` (the script is started again for each rank), ``spawn``, ``fork`` or ``forkserver``.
+        find_unused_parameters: Overrides ``parallel.find_unused_parameters``; here so that a project changes one word.
+        static_graph: Overrides ``parallel.static_graph``.
+        gradient_as_bucket_view: Overrides ``parallel.gradient_as_bucket_view``.
+        broadcast_buffers: Overrides ``parallel.broadcast_buffers``.
+        **ddp_arguments: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`.
+
+    Raises:
+        ConfigError: An option has a wrong name or value; before any process is started.
+    """
+
+    def __init__(
+        self,
+        parallel: str | Mapping[str, Any] | ParallelConfig = "ddp",
+        sync: str | Mapping[str, Any] | SyncConfig = "hierarchical",
+        topology: str | Mapping[str, Any] | TopologyConfig = "auto",
+        *,
+        accelerator: pl.accelerators.Accelerator | None = None,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = None,
+        start_method: str = "popen",
+        **ddp_arguments: Any,
+    ) -> None:
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        if start_method not in START_METHODS:
+            raise unknown_option("start_method", start_method, START_METHODS)
+        self.parallel_config, self._ddp_arguments = _with_overrides(
+            resolve("parallel", parallel, ParallelConfig, PARALLEL_PRESETS), ddp_arguments
+        )
+        self.sync_config = resolve("sync", sync, SyncConfig, SYNC_PRESETS)
+        if timeout is not None:
+            self.sync_config = _replace(self.sync_config, timeout_s=timeout.total_seconds())
+        self.topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
+        self.events = EventStream()
+        self._forward_redirection = _ManualOptimizationRedirection()
+        self._num_nodes = 1
+        self._process_group_backend = process_group_backend
+        self._start_method = start_method
+        self._run: build.RunContext | None = None
+        self._all_reduce: HierarchicalAllReduce | None = None
+        self._agreement: Agreement | None = None
+        self._stop_vote: DelayedVote | None = None
+        self._sigterm_received = False
+        self._static_graph_flushed = False
+        self._wrapped_parameters: tuple[int, ...] = ()
+        watch_parent()
+
+    # -- who and where ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_distributed(self) -> bool:
+        """Without this, Lightning injects no sampler and drops ``sync_dist``: every rank would train on the same data."""
+        return True
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank."""
+        assert self.parallel_devices is not None
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes the Trainer was given."""
+        return self._num_nodes
+
+    @num_nodes.setter
+    def num_nodes(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    @property
+    def num_processes(self) -> int:
+        """Number of ranks on this node."""
+        return len(self.parallel_devices) if self.parallel_devices is not None else 0
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """Which part of the data this rank reads."""
+        return {"num_replicas": self.num_nodes * self.num_processes, "rank": self.global_rank}
+
+    @property
+    def process_group_backend(self) -> str | None:
+        """Backend of the default process group."""
+        return self._process_group_backend
+
+    @property
+    def run_context(self) -> build.RunContext | None:
+        """The cluster, the seam and the store of the present run; ``None`` outside of one."""
+        return self._run
+
+    # -- starting -----------------------------------------------------------------------------------------------------
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        if self._start_method == "popen":
+            self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+        else:
+            self._launcher = _MultiProcessingLauncher(self, start_method=self._start_method)  # type: ignore[arg-type]
+
+    def set_world_ranks(self) -> None:
+        """Tell the environment which rank this is; called by Lightning before and after launching."""
+        if self.cluster_environment is not None:
+            self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
+            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
+        from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+        from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+        rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank
+
+    def setup_environment(self) -> None:
+        """Join the other ranks."""
+        super().setup_environment()
+        reset_seed()
+        self.set_world_ranks()
+        assert self.cluster_environment is not None
+        self._process_group_backend = self._process_group_backend or _get_default_process_group_backend_for_device(
+            self.root_device
+        )
+        _init_dist_connection(
+            self.cluster_environment,
+            self._process_group_backend,
+            timeout=timedelta(seconds=self.sync_config.timeout_s),
+            device_id=self.root_device if self.root_device.type != "cpu" else None,
+        )
+        self.events.rank = self.global_rank
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Place the model, wrap it if it is to be trained, and make the optimizers."""
+        assert self.accelerator is not None
+        assert self.model is not None
+        self.accelerator.setup(trainer)
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        if self._run is None:
+            self._run = build.open_run(
+                self.topology_config, self.sync_config, events=self.events, device=self.root_device
+            )
+        if is_fitting and self._layer_sync:
+            self.model = self._layer_sync.apply(self.model)
+        self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        if is_fitting:
+            self._open_training(trainer)
+            self.setup_optimizers(trainer)
+        else:
+            _sync_module_states(self.model)
+        self.setup_precision_plugin()
+        if is_fitting:
+            _optimizers_to_device(self.optimizers, self.root_device)
+
+    def _open_training(self, trainer: pl.Trainer) -> None:
+        assert self._run is not None
+        self._all_reduce = build.open_gradient_all_reduce(self._run, self.sync_config)
+        if self.world_size > 1:
+            self._agreement = self._agreement or build.open_agreement(self._run)
+            self._stop_vote = DelayedVote(build.open_agreement(self._run))
+            self._take_over_sigterm(trainer)
+        self._wrap_model()
+
+    def _wrap_model(self) -> None:
+        """Wrap what is trained; anew when other parameters than before want gradients (finetuning callbacks)."""
+        assert self._run is not None
+        assert self._all_reduce is not None
+        assert self.lightning_module is not None
+        self.model = None  # the old wrapper's autograd hooks end with it
+        self.model = build.wrap_data_parallel(
+            self.lightning_module,
+            self._all_reduce,
+            parallel=self.parallel_config,
+            sync=self.sync_config,
+            device=self.root_device,
+            extra=self._ddp_arguments,
+        )
+        self._wrapped_parameters = _trained(self.lightning_module)
+        self._static_graph_flushed = False
+
+    def model_to_device(self) -> None:
+        """Move the model to this rank's device."""
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Stamp events with the step, and follow parameters that were frozen or unfrozen since the last batch."""
+        assert self.lightning_module is not None
+        self.events.step = self.lightning_module.global_step
+        if self._wrapped_parameters != _trained(self.lightning_module) and isinstance(
+            self.model, DistributedDataParallel
+        ):
+            self._wrap_model()
+
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        """Prepare the reducer, which under manual optimization does not see the forward's end."""
+        if not isinstance(self.model, DistributedDataParallel):
+            return
+        assert self.lightning_module is not None
+        if not self.lightning_module.automatic_optimization:
+            prepare_for_backward(self.model, closure_loss)
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run backward; a failed collective inside it is raised as such."""
+        with self._named_failures():
+            return super().backward(closure_loss, optimizer, *args, **kwargs)
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Flush the reducer after the first backward of a static graph under manual optimization."""
+        model, module = self.model, self.lightning_module
+        if not isinstance(model, DistributedDataParallel) or module is None or module.automatic_optimization:
+            return
+        if model.static_graph and not self._static_graph_flushed:
+            model.reducer._delay_all_reduce()
+            self._static_graph_flushed = True
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Generator[None, None, None]:
+        """Keep gradients local inside, as under accumulation."""
+        if isinstance(self.model, DistributedDataParallel):
+            with self.model.no_sync():
+                yield
+        else:
+            yield
+
+    @contextlib.contextmanager
+    def _named_failures(self) -> Generator[None, None, None]:
+        """What autograd and the reducer say of a failed future is only its text; raise the error itself."""
+        try:
+            yield
+        except CollectiveError:
+            raise
+        except RuntimeError as error:
+            failure = self._run.collectives.failure if self._run is not None else None
+            if failure is None:
+                raise
+            raise failure from error
+
+    # -- validating, testing, predicting: no gradients, so no wrapper; ranks may differ in their number of batches -----
+
+    def on_validation_start(self) -> None:
+        """Bring buffers to rank 0's state once, as a wrapped forward would at each batch."""
+        self._sync_buffers()
+
+    def on_test_start(self) -> None:
+        """See :meth:`on_validation_start`."""
+        self._sync_buffers()
+
+    def on_predict_start(self) -> None:
+        """See :meth:`on_validation_start`."""
+        self._sync_buffers()
+
+    def _sync_buffers(self) -> None:
+        if isinstance(self.model, DistributedDataParallel) and self.model.will_sync_module_buffers():
+            self.model._sync_buffers()
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own step."""
+        assert self.lightning_module is not None
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own step."""
+        assert self.lightning_module is not None
+        with self.precision_plugin.test_step_context():
+            return self.lightning_module.test_step(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own step."""
+        assert self.lightning_module is not None
+        with self.precision_plugin.predict_step_context():
+            return self.lightning_module.predict_step(*args, **kwargs)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Make training loaders end on all ranks at once."""
+        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
+        policy = self.parallel_config.uneven_inputs
+        if trainer is None or not trainer.training or self._agreement is None or policy == "off":
+            return dataloader
+        return agreed_loader(dataloader, exchange=self._agreement.exchange, on_uneven=policy)
+
+    # -- between ranks ------------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks."""
+        if not dist.is_initialized():
+            return
+        with self._operation(f"barrier({name})" if name else "barrier"):
+            dist.barrier(device_ids=[self.root_device.index] if dist.get_backend() == "nccl" else None)
+
+    def broadcast(self, obj: BroadcastT, src: int = 0) -> BroadcastT:
+        """Give every rank the object of rank ``src``."""
+        if not dist.is_initialized():
+            return obj
+        objects = [obj]
+        with self._operation("broadcast"):
+            dist.broadcast_object_list(objects, src)
+        return objects[0]
+
+    def all_gather(self, tensor: torch.Tensor, group: Any | None = None, sync_grads: bool = False) -> torch.Tensor:
+        """Gather a tensor of every rank; the result has a new first dim of the world size."""
+        with self._operation("all_gather"):
+            return super().all_gather(tensor, group=group, sync_grads=sync_grads)
+
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        """Combine a tensor of every rank; what is no tensor is returned as it is."""
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        with self._operation("reduce"):
+            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+
+    @contextlib.contextmanager
+    def _operation(self, name: str) -> Generator[None, None, None]:
+        if self._run is None:
+            yield
+        else:
+            with self._run.collectives.operation(name, self._run.world):
+                yield
+
+    # -- stopping -----------------------------------------------------------------------------------------------------
+
+    def _take_over_sigterm(self, trainer: pl.Trainer) -> None:
+        """Let a SIGTERM on any rank stop all ranks at the same step.
+
+        Lightning 2.6 asks rank 0 in a blocking broadcast before each batch, does not hear the other ranks, and broadcasts
+        once more from inside its signal handler. Here the handler only takes note, and a vote whose result is read one
+        step later, so that nobody waits for it, tells everybody.
+        """
+        self._sigterm_received = False
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = self._vote_on_stopping  # type: ignore[method-assign]
+        if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
+            signal.signal(signal.SIGTERM, self._note_sigterm)
+
+    def _note_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        self._sigterm_received = True
+
+    def _vote_on_stopping(self) -> None:
+        assert self._stop_vote is not None
+        assert self._run is not None
+        ranks = self._stop_vote.cast(self._sigterm_received)
+        if ranks:
+            assert self.lightning_module is not None
+            self.lightning_module.trainer._signal_connector.received_sigterm = True
+            raise SIGTERMException(f"SIGTERM received by {', '.join(self._run.collectives.where(r) for r in ranks)}")
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Explain what the reducer says of unused parameters, and let the other ranks know why this one ends."""
+        if "Expected to have finished reduction in the prior iteration" in str(exception):
+            exception.args = (
+                "Some parameters took no part in producing the loss that training_step returned. If that is intended, "
+                "let them be found: strategy='hierdist_find_unused_parameters_true', or "
+                "HierDistStrategy(find_unused_parameters=True), or parallel.find_unused_parameters=true. "
+                f"The reducer said: {exception.args[0] if exception.args else ''}",
+            )
+        if self._run is not None and not isinstance(exception, CollectiveError | KeyboardInterrupt | SystemExit):
+            self._run.leave_word(exception)
+        if self._all_reduce is not None and not isinstance(exception, SystemExit):
+            self._all_reduce.abort(f"{type(exception).__name__}: {exception}")
+
+    def teardown(self) -> None:
+        """Unwrap the model, end lanes and groups. Safe to call twice."""
+        if isinstance(self.model, DistributedDataParallel):
+            self.model = self.lightning_module
+        if self._layer_sync and self.model is not None:
+            self.model = self._layer_sync.revert(self.model)
+        self._close_training()
+        super().teardown()
+
+    def _close_training(self) -> None:
+        vote, self._stop_vote = self._stop_vote, None
+        if vote is not None:
+            with contextlib.suppress(CollectiveError):
+                vote.finish()
+        if self._all_reduce is not None:
+            self._all_reduce.close()
+        self._all_reduce = None
+        self._agreement = None
+        self._run = None
+
+
+def _trained(module: torch.nn.Module) -> tuple[int, ...]:
+    """Identity of the parameters that want gradients."""
+    return tuple(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _replace(config: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(config, **changes)
+
+
+def _with_overrides(config: ParallelConfig, arguments: Mapping[str, Any]) -> tuple[ParallelConfig, dict[str, Any]]:
+    """DDP's arguments that are options of ours become options; the rest stays for DDP."""
+    ours = {
+        name: arguments[name]
+        for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
+        if name in arguments
+    }
+    return _replace(config, **ours), {name: value for name, value in arguments.items() if name not in ours}
+
+
+class _ManualOptimizationRedirection(_ForwardRedirection):
+    """Under manual optimization the reducer is prepared in :meth:`HierDistStrategy.pre_backward`, not by the forward."""
+
+    def on_after_inner_forward(self, wrapper_module: torch.nn.Module, original_module: pl.LightningModule) -> None:
+        if isinstance(wrapper_module, DistributedDataParallel) and not original_module.automatic_optimization:
+            wrapper_module.require_backward_grad_sync = False
+
+    def on_after_outer_forward(self, wrapper_module: torch.nn.Module, original_module: pl.LightningModule) -> None:
+        if isinstance(wrapper_module, DistributedDataParallel) and not original_module.automatic_optimization:
+            wrapper_module.require_backward_grad_sync = True
+
+
+# torch.compile(LightningModule) is allowed for a list of classes only (lightning.pytorch.utilities.compile); what it needs
+# of the strategy is what DDPStrategy does, and this one does the same.
+DDPStrategy.register(HierDistStrategy)
+
+STRATEGY_STARTS: Mapping[str, str] = {
+    "hierdist": "popen",
+    "hierdist_spawn": "spawn",
+    "hierdist_fork": "fork",
+    "hierdist_notebook": "fork",
+}
+
+
+def register_strategies(registry: Any) -> None:
+    """Register the names that mirror Lightning's ``ddp`` family; safe to call twice.
+
+    Args:
+        registry: Lightning's strategy registry.
+    """
+    for name, start_method in STRATEGY_STARTS.items():
+        variants: dict[str, dict[str, Any]] = {
+            name: {},
+            f"{name}_find_unused_parameters_true": {"find_unused_parameters": True},
+            f"{name}_find_unused_parameters_false": {"find_unused_parameters": False},
+        }
+        for variant, arguments in variants.items():
+            registry.register(
+                variant,
+                HierDistStrategy,
+                description=f"Hierarchical data parallel, ranks started by {start_method} {arguments or ''}".strip(),
+                override=True,
+                start_method=start_method,
+                **arguments,
+            )
+
+

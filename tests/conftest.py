@@ -1,0 +1,127 @@
+"""Fixtures all tests share, and the checks that no test leaves anything behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import NamespaceCluster, namespaces_of, why_unavailable
+from tests.support.forkserver import ForkServer
+from tests.support.leaks import Exempt, Snapshot
+from tests.support.processes import SESSION_VARIABLE, describe, kill_all, marked_processes
+from tests.support.ranks import RankPool
+
+REQUIRE_MULTIHOST = "HIERDIST_REQUIRE_MULTIHOST"
+MULTIHOST_FOLDER = Path(__file__).parent / "multihost"
+
+_session_problems = pytest.StashKey[list[str]]()
+_session_mark = pytest.StashKey[str]()
+_shared = pytest.StashKey["list[ForkServer | RankPool]"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark this session's processes, so that those it leaves are found at its end."""
+    mark = f"{os.getpid()}-{os.urandom(4).hex()}"
+    os.environ[SESSION_VARIABLE] = mark
+    config.stash[_session_mark] = mark
+    config.stash[_session_problems] = []
+    config.stash[_shared] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything under ``multihost/`` needs several hosts."""
+    for item in items:
+        if MULTIHOST_FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.multihost)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine cannot do, or fail where it is required."""
+    if item.get_closest_marker("multihost") is None:
+        return
+    reason = why_unavailable()
+    if reason is not None and os.environ.get(REQUIRE_MULTIHOST) == "1":
+        pytest.fail(f"{reason}, and {REQUIRE_MULTIHOST}=1 forbids to skip", pytrace=False)
+    elif reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test: threads, children, descriptors, variables, stray files, namespaces are those of before."""
+    stash = request.config.stash
+    before = Snapshot.take()
+    namespaces = set(namespaces_of(os.getpid()))
+
+    def exempt() -> Exempt:
+        return sum((shared.exempt for shared in stash[_shared]), Exempt())
+
+    yield
+    leaks = before.leaks(grace_s=2.0, exempt=exempt, files=True)
+    leaks += [f"network namespace {name} is left" for name in namespaces_of(os.getpid()) if name not in namespaces]
+    before.restore()
+    if leaks:
+        pytest.fail("the test left something behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def rank_server(pytestconfig: pytest.Config) -> Iterator[ForkServer]:
+    """Where ready ranks come from: give it to pools of your own, which then start at once."""
+    with ForkServer() as server:
+        pytestconfig.stash[_shared].append(server)
+        yield server
+        pytestconfig.stash[_shared].remove(server)
+
+
+@pytest.fixture(scope="session")
+def ranks(rank_server: ForkServer, pytestconfig: pytest.Config) -> Iterator[RankPool]:
+    """The pool of ready ranks on this machine."""
+    with RankPool(server=rank_server) as pool:
+        pytestconfig.stash[_shared_pool] = pool
+        yield pool
+        pytestconfig.stash[_shared] = []
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[Callable[..., NamespaceCluster]]:
+    """Make clusters (``make_cluster(2, rate_mbit=200)``) that are closed after the test; mark the test ``multihost``."""
+    with contextlib.ExitStack() as clusters:
+
+        def make(num_hosts: int, *, rate_mbit: float | None = None) -> NamespaceCluster:
+            return clusters.enter_context(NamespaceCluster(num_hosts, rate_mbit=rate_mbit))
+
+        yield make
+
+
+@pytest.fixture
+def make_pool(rank_server: ForkServer) -> Iterator[Callable[..., RankPool]]:
+    """Make pools on the hosts of a cluster (``make_pool(cluster, placement)``) that are closed after the test."""
+    with contextlib.ExitStack() as pools:
+
+        def make(cluster: NamespaceCluster, placement: object) -> RankPool:
+            return pools.enter_context(cluster.pool(placement, server=rank_server))  # type: ignore[arg-type]
+
+        yield make
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """After the last fixture: no process, no namespace of this session is left."""
+    problems = session.config.stash[_session_problems]
+    left = marked_processes(SESSION_VARIABLE, session.config.stash[_session_mark])
+    problems += [f"process {describe(process)} outlived the session; it is killed now" for process in left]
+    kill_all(process.pid for process in left)
+    problems += [f"network namespace {name} outlived the session" for name in namespaces_of(os.getpid())]
+    os.environ.pop(SESSION_VARIABLE, None)
+    if problems and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the session left behind."""
+    for problem in config.stash[_session_problems]:
+        terminalreporter.write_line(f"LEAK {problem}", red=True)

@@ -1,0 +1,146 @@
+"""The leak checks find what a test leaves, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+
+from tests.support.fresh import FreshRanks, run_script
+from tests.support.leaks import Exempt, Snapshot
+from tests.support.processes import REPO_ROOT
+
+
+@pytest.fixture
+def empty_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _thread() -> tuple[str, Callable[[], None]]:
+    event = threading.Event()
+    thread = threading.Thread(target=event.wait, name="forgotten")
+    thread.start()
+
+    def end() -> None:
+        event.set()
+        thread.join()
+
+    return "thread 'forgotten' still runs", end
+
+
+def _child() -> tuple[str, Callable[[], None]]:
+    process = subprocess.Popen(["sleep", "1000"])
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    return "sleep 1000 is left; end it", end
+
+
+def _zombie() -> tuple[str, Callable[[], None]]:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    return "is left; wait for it", lambda: [process.wait()].clear()
+
+
+def _descriptor() -> tuple[str, Callable[[], None]]:
+    reading, writing = os.pipe()
+    return "-> pipe:", lambda: (os.close(reading), os.close(writing))[0]
+
+
+def _variable() -> tuple[str, Callable[[], None]]:
+    os.environ["LEFT_BY_A_TEST"] = "1"
+    return "LEFT_BY_A_TEST was None, is '1'; use monkeypatch.setenv", lambda: os.environ.__delitem__("LEFT_BY_A_TEST")
+
+
+def _directory() -> tuple[str, Callable[[], None]]:
+    cwd = os.getcwd()
+    os.chdir("/")
+    return "use monkeypatch.chdir", lambda: os.chdir(cwd)
+
+
+def _stray_file() -> tuple[str, Callable[[], None]]:
+    path = Path("stray.txt")
+    path.touch()
+    return "stray.txt appeared in", path.unlink
+
+
+def _shared_memory() -> tuple[str, Callable[[], None]]:
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    segment.close()
+    return f"/dev/shm/{segment.name.lstrip('/')} is left; unlink it", segment.unlink
+
+
+@pytest.mark.parametrize(
+    "leak", [_thread, _child, _zombie, _descriptor, _variable, _directory, _stray_file, _shared_memory]
+)
+def test_each_kind_of_leak_is_found(empty_cwd: Path, leak: Callable[[], tuple[str, Callable[[], None]]]) -> None:
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # its process and pipe are kept by Python for good
+    before = Snapshot.take()
+    shown, undo = leak()
+    try:
+        found = before.leaks(grace_s=0.0, files=True)
+        assert any(shown in sentence for sentence in found), found
+    finally:
+        undo()
+    assert before.leaks(grace_s=2.0, files=True) == []
+
+
+def test_what_ends_within_the_grace_is_no_leak() -> None:
+    before = Snapshot.take()
+    reached = threading.Event()
+    thread = threading.Thread(target=reached.wait, args=(0.2,))
+    thread.start()
+    assert before.leaks(grace_s=10.0) == []
+
+
+def test_what_is_exempt_is_no_leak() -> None:
+    before = Snapshot.take()
+    reading, writing = os.pipe()
+    try:
+        assert before.leaks(grace_s=0.0, exempt=lambda: Exempt(descriptors=[reading, writing])) == []
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_shared_memory_that_a_stranger_uses_is_not_ours(tmp_path: Path) -> None:
+    before = Snapshot.take()
+    path = Path("/dev/shm", f"stranger-{os.getpid()}")
+    path.touch()
+    # a grandchild whose parent is gone does not descend from this process
+    script = f"import os, signal\nf = open({str(path)!r})\nif os.fork() == 0:\n    print('open', flush=True)\n    signal.pause()"
+    try:
+        with FreshRanks.local(["-c", script], world_size=1) as ranks:
+            ranks.wait_for_output(0, "open", deadline_s=30)
+            ranks.wait(deadline_s=30)
+            assert not any("/dev/shm" in leak for leak in before.leaks(grace_s=0.0, files=True))
+    finally:
+        path.unlink()
+
+
+def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path) -> None:
+    test_file = tmp_path / "test_leaking.py"
+    test_file.write_text(
+        "import os, subprocess\n"
+        "def test_leaks_a_variable():\n    os.environ['LEFT'] = '1'\n"
+        "def test_is_not_blamed_for_it():\n    assert 'LEFT' not in os.environ\n"
+        "def test_orphan():\n"
+        "    subprocess.run(['sh', '-c', 'sleep 1000 > /dev/null 2>&1 &'], check=True)\n"
+    )
+    options = ["-p", "tests.conftest", "-c", str(REPO_ROOT / "pytest.ini"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    result = run_script(["-m", "pytest", *options, str(test_file)], cwd=tmp_path)
+    assert result.returncode == 1, result.output
+    assert "3 passed, 1 error" in result.stdout, result.output
+    assert "LEFT was None, is '1'" in result.stdout
+    assert "LEAK process" in result.stdout and "sleep 1000" in result.stdout
+    assert result.survivors == ()

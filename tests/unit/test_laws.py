@@ -1,0 +1,64 @@
+"""The formulas, with numbers worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_dist import laws
+
+RATE_400_MBIT = 400e6 / 8
+
+
+def test_ring_volume() -> None:
+    assert laws.ring_all_reduce_bytes(100.0, 4) == 150.0
+    assert laws.ring_all_reduce_bytes(100.0, 1) == 0.0
+    assert laws.ring_reduce_scatter_bytes(100.0, 4) == 75.0
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks_per_host", "contiguous", "cyclic"),
+    [(2, 2, 1.5, 3.0), (2, 4, 1.75, 7.0), (4, 2, 7 / 6, 7 / 3), (2, 1, 1.0, 1.0), (1, 4, 1.0, 1.0)],
+)
+def test_gain_of_hierarchy(hosts: int, ranks_per_host: int, contiguous: float, cyclic: float) -> None:
+    ranks = hosts * ranks_per_host
+    assert laws.hierarchical_gain(ranks, hosts) == pytest.approx(contiguous)
+    assert laws.hierarchical_gain(ranks, hosts, leaving_edges=ranks_per_host) == pytest.approx(cyclic)
+
+
+def test_link_counters_show_headers_too() -> None:
+    """1.57, 3.14 and 1.04-1.05 times the gradients were read off the links of 2 hosts x 2 ranks."""
+    assert laws.tcp_wire_bytes(laws.flat_bytes_per_host(1.0, 4)) == pytest.approx(1.57, abs=0.005)
+    assert laws.tcp_wire_bytes(laws.flat_bytes_per_host(1.0, 4, leaving_edges=2)) == pytest.approx(3.14, abs=0.005)
+    assert laws.tcp_wire_bytes(laws.hierarchical_bytes_per_host(1.0, 2)) == pytest.approx(1.046, abs=0.001)
+
+
+def test_wire_limit_of_108_megabytes() -> None:
+    """2 hosts at 400 Mbit/s: 2.16 s of payload, 2.26 s with headers."""
+    sent = laws.hierarchical_bytes_per_host(108e6, 2)
+    assert laws.transfer_time_s(sent, RATE_400_MBIT) == pytest.approx(2.16)
+    assert laws.transfer_time_s(laws.tcp_wire_bytes(sent), RATE_400_MBIT) == pytest.approx(2.26, abs=0.01)
+
+
+def test_latency_counts_once_a_message() -> None:
+    assert laws.transfer_time_s(50e6, RATE_400_MBIT, latency_s=0.25, messages=2) == 1.5
+    # 4 ranks: 6 rounds of 0.5 s, and 1.5 x 100 MB over 50 MB/s
+    assert laws.ring_all_reduce_time_s(100e6, 4, RATE_400_MBIT, latency_s=0.5) == pytest.approx(6.0)
+
+
+def test_amdahl() -> None:
+    assert laws.amdahl_speedup(0.95, 20) == pytest.approx(10.256, abs=0.001)
+    assert laws.amdahl_speedup(1.0, 8) == 8.0
+    assert laws.amdahl_speedup(0.0, 8) == 1.0
+
+
+def test_impossible_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="ranks must be at least 1"):
+        laws.ring_all_reduce_bytes(1.0, 0)
+    with pytest.raises(ValueError, match="rate_bytes_per_s"):
+        laws.transfer_time_s(1.0, 0.0)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        laws.amdahl_speedup(1.5, 2)
+    with pytest.raises(ValueError, match="workers"):
+        laws.amdahl_speedup(0.5, 0)
+    with pytest.raises(ValueError, match="mtu_bytes"):
+        laws.tcp_wire_bytes(1.0, mtu_bytes=52)
