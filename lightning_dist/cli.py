@@ -77,18 +77,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-# -- topology -----------------------------------------------------------------------------------------------------------
+# -- topology ----------------------------------------------------------------------------------------------------------
 
 
 def _add_topology_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cluster", metavar="SHAPE", help="a what-if instead of this machine: 2x4, 3+1, 2x4:cyclic, 2x2x4 (two switches)"
+        "--cluster",
+        metavar="SHAPE",
+        help="a what-if instead of this machine: 2x4, 3+1, 2x4:cyclic, 2x2x4 (two switches)",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--gradient-bytes", type=float, metavar="BYTES", help="size of the gradient of a step")
     size.add_argument("--gradient-mb", type=float, metavar="MB", help="the same in units of 10^6 bytes (default: 100)")
     size.add_argument("--parameters", metavar="N", help="the same as a number of parameters: 25000000, 25M, 7B")
-    parser.add_argument("--dtype", choices=tuple(DTYPE_BYTES), default="fp32", help="type of the gradients, for --parameters")
+    parser.add_argument(
+        "--dtype", choices=tuple(DTYPE_BYTES), default="fp32", help="type of the gradients, for --parameters"
+    )
     parser.add_argument("--axes", metavar="AXES", help="list the groups of these axes too, e.g. pp=2,dp_shard=2,tp=2")
     parser.add_argument("--tiers", choices=TIER_CHOICES, default="auto", help="how many tiers to tell apart")
     parser.add_argument("--host", metavar="NAME", help="name of this process's host, instead of finding it out")
@@ -156,7 +160,7 @@ def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
         return
-    # Where the output is a file or a launcher's pipe there is no width to keep to, and a table cut at 80 columns is no use.
+    # A file or a launcher's pipe has no width to keep to, and a table cut at 80 columns is no use.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for table in tables(report):
         console.print(table)
@@ -165,7 +169,7 @@ def _print(report: Report, *, as_json: bool) -> None:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-# -- launchers ----------------------------------------------------------------------------------------------------------
+# -- launchers ---------------------------------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -180,8 +184,8 @@ class Place(NamedTuple):
 def launched_as(environ: Mapping[str, str]) -> Place | None:
     """This process's place under torchrun, SLURM, MPI or anything that sets their variables; ``None``: no launcher.
 
-    The meeting point is ``MASTER_ADDR`` and ``MASTER_PORT``; under SLURM it follows from the list of nodes and the job's
-    number where they are not set.
+    The meeting point is ``MASTER_ADDR`` and ``MASTER_PORT``; under SLURM it follows from the list of nodes and the
+    job's number where they are not set.
 
     Raises:
         LaunchError: A variable is missing or is not a number.
@@ -224,7 +228,7 @@ def _slurm_port(environ: Mapping[str, str]) -> str | None:
 
 @contextmanager
 def _rendezvous(place: Place, timeout_s: float) -> Iterator[tuple[dist.Store, dist.ProcessGroup]]:
-    """A store and a Gloo group of all processes; leaving it waits for all, so that rank 0 does not take the store away."""
+    """A store and a Gloo group of all processes. Leaving it waits for all: rank 0 may keep the store others read."""
     address = f"[{place.address}]" if ":" in place.address else place.address
     url = f"tcp://{address}:{place.port}?rank={place.rank}&world_size={place.world_size}"
     timeout = timedelta(seconds=timeout_s)
@@ -246,7 +250,7 @@ def _rendezvous(place: Place, timeout_s: float) -> Iterator[tuple[dist.Store, di
         dist.destroy_process_group()
 
 
-# -- what the arguments mean --------------------------------------------------------------------------------------------
+# -- what the arguments mean -------------------------------------------------------------------------------------------
 
 
 def _gradient_bytes(arguments: argparse.Namespace) -> float:

@@ -106,7 +106,7 @@ class SyncConfig:
     algorithm: str = "hierarchical"
     wire_dtype: str = "same"
     bucket_bytes: int = 8 * MIB
-    chunk_bytes: int = 2 * MIB
+    chunk_bytes: int = 4 * MIB
     max_in_flight: int = 2
     shared_memory: str = "auto"
     timeout_s: float = 600.0

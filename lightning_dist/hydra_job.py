@@ -2,8 +2,8 @@
 
 Ranks that are started by running the command again would compose the config again: ``${now:}`` would be a later
 moment, ``-m`` would walk the whole sweep, quotes would be lost. Instead the job's composed config is written to a
-private file, and the child runs ``script --experimental-rerun FILE``: Hydra then composes nothing and calls the task
-function with it.
+file without a name, and the child runs ``script --experimental-rerun /dev/fd/N``: Hydra then composes nothing and calls
+the task function with it.
 
 Note [values that are fixed]
     An interpolation among config values stays one, so that a task which edits its config sees the same effects on every
@@ -24,7 +24,6 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -54,30 +53,31 @@ class HydraJob:
     cwd: str
     original_cwd: str
 
-    def command(self, *, folder: Path, rank: int) -> list[str]:
-        """The command, after the interpreter's own options, that runs this job as another rank.
+    def pickled(self, *, rank: int) -> bytes:
+        """The config for a rank, as Hydra's rerun option reads it.
 
-        Writes the config into ``folder``, which only the user may read. The log file of the job's logging gets the rank
-        in its name, so that ranks do not write into one file.
+        The log file of the job's logging gets the rank in its name, so that ranks do not write into one file.
 
         Raises:
             LaunchError: The config holds an object that cannot be pickled.
         """
         config = copy.deepcopy(self.config)
         _log_by_rank(config, rank)
-        path = folder / f"rank{rank}.pickle"
         try:
-            path.write_bytes(pickle.dumps(config))
+            return pickle.dumps(config)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise LaunchError(
                 f"the Hydra config cannot be handed to the other ranks ({error}); keep plain values in the config and "
                 "make objects from them in the task"
             ) from error
+
+    def command(self, path: str) -> list[str]:
+        """The command, after the interpreter's own options, that runs this job with the pickled config at ``path``."""
         import __main__  # which module is __main__ is known only when it runs
 
         spec = __main__.__spec__
         script = [os.path.join(self.original_cwd, sys.argv[0])] if spec is None else ["-m", spec.name]
-        return [*script, "--experimental-rerun", str(path)]
+        return [*script, "--experimental-rerun", path]
 
 
 def running_job_key() -> object | None:

@@ -23,7 +23,6 @@ import functools
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +31,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -87,6 +85,7 @@ class RankLauncher(_SubprocessScriptLauncher):
         exit_grace_s: float = 30.0,
     ) -> None:
         super().__init__(cluster_environment, num_processes, num_nodes)
+        attach()  # before Lightning asks whether processes exist already: those of an ended job do not count
         self.raise_grace_s = raise_grace_s
         self.exit_grace_s = exit_grace_s
 
@@ -153,7 +152,6 @@ class _Ranks:
         if "OMP_NUM_THREADS" not in os.environ:  # set by Lightning from the number of ranks of this launch
             self._environment["OMP_NUM_THREADS"] = None
         self._alive_fd = -1  # write end of the pipe; its closing tells the children that this process is gone
-        self._folder: Path | None = None
         self._calls = 0  # of Trainer functions now running here
         self._trainer: weakref.ref[Trainer] | None = None
         self._reported = False
@@ -165,35 +163,18 @@ class _Ranks:
         try:
             for local_rank in local_ranks:
                 rank = first_rank + local_rank
-                command, cwd, environment = self._command(rank)
-                environment["LOCAL_RANK"] = str(local_rank)
-                environment[PIPE_VARIABLE] = describe_pipe(read_fd)
-                process = subprocess.Popen(bound_command(command), env=environment, cwd=cwd, pass_fds=(read_fd,))
-                self.processes.append(process)
+                environment = {
+                    **os.environ,
+                    "LOCAL_RANK": str(local_rank),
+                    PIPE_VARIABLE: describe_pipe(read_fd),
+                }
+                self.processes.append(_start_process(rank, environment, read_fd))
                 self.numbers.append(rank)
         finally:
             os.close(read_fd)
         if self.processes:
             _register_hooks()
             self._observer.start()
-
-    def _command(self, rank: int) -> tuple[list[str], str | None, dict[str, str]]:
-        environment = dict(os.environ)
-        hydra_job = _hydra_job()
-        if hydra_job is None:
-            import __main__  # which module is __main__ is known only when it runs
-
-            spec = __main__.__spec__
-            script = [os.path.abspath(sys.argv[0])] if spec is None else ["-m", spec.name]
-            return [*_interpreter(), *script, *sys.argv[1:]], None, environment
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="hierdist-job-"))  # mode 0700
-        arguments = hydra_job.command(folder=self._folder, rank=rank)
-        if arguments[0] == "-m" and hydra_job.cwd != hydra_job.original_cwd:
-            paths = [hydra_job.original_cwd, environment.get("PYTHONPATH", "")]
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        quiet = ["-W", "ignore:Experimental rerun CLI option"]
-        return [*_interpreter(), *quiet, *arguments], hydra_job.cwd, environment
 
     @contextlib.contextmanager
     def in_trainer(self, trainer: Trainer | None) -> Iterator[None]:
@@ -239,8 +220,6 @@ class _Ranks:
         if self._observer.ident is not None and self._observer is not threading.current_thread():
             self._observer.join()
         self.forget_pipe()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
         for name, value in self._environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -297,8 +276,31 @@ class _Ranks:
         return self.main_failed and trainer is not None and trainer.state.stage is not None
 
 
+def _start_process(rank: int, environment: dict[str, str], *inherited: int) -> subprocess.Popen[bytes]:
+    """Run this script, or the Hydra job that runs now, once more."""
+    hydra_job = _hydra_job()
+    if hydra_job is None:
+        import __main__  # which module is __main__ is known only when it runs
+
+        spec = __main__.__spec__
+        script = [os.path.abspath(sys.argv[0])] if spec is None else ["-m", spec.name]
+        command = bound_command([*_interpreter(), *script, *sys.argv[1:]])
+        return subprocess.Popen(command, env=environment, pass_fds=inherited)
+    with tempfile.TemporaryFile() as config:  # has no name: nobody else can read it, and no crash leaves it behind
+        config.write(hydra_job.pickled(rank=rank))
+        config.seek(0)
+        fd = config.fileno()
+        arguments = hydra_job.command(f"/dev/fd/{fd}")
+        if arguments[0] == "-m" and hydra_job.cwd != hydra_job.original_cwd:
+            paths = [hydra_job.original_cwd, environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        quiet = ["-W", "ignore:Experimental rerun CLI option"]
+        command = bound_command([*_interpreter(), *quiet, *arguments])
+        return subprocess.Popen(command, env=environment, cwd=hydra_job.cwd, pass_fds=(*inherited, fd))
+
+
 def attach() -> None:
-    """Make this process part of whatever run it is in; called when a strategy is made. Quick, safe to repeat.
+    """Make this process part of whatever run it is in; called when a launcher is made. Quick, safe to repeat.
 
     In a child: watch the main process. In a main process: if the ranks it started belong to a Hydra job that has ended,
     end them and remove what that job left in the environment, so that this job starts its own.
@@ -393,6 +395,8 @@ def check_environment(num_devices: int, num_nodes: int, environ: Mapping[str, st
         return
     if world is None or (world == asked and local in (None, num_devices)):
         return
+    if local == num_devices and _count(environ, "GROUP_WORLD_SIZE") == num_nodes:
+        return  # hosts of different sizes: each Trainer names its own host's ranks
     given = f"{variable}={world}" + (f", {local} on this host" if local else "")
     fitting = f"Trainer(devices={local}, num_nodes={world // local})" if local and world % local == 0 else None
     if fitting is None and world % num_nodes == 0:

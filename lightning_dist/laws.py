@@ -39,8 +39,8 @@ def flat_bytes_per_host(size_bytes: float, ranks: int, *, leaving_edges: int = 1
 def hierarchical_bytes_per_host(size_bytes: float, hosts: int) -> float:
     """Bytes each of H hosts sends to others when M bytes are reduced in the host first: 2M(H-1)/H.
 
-    The hosts act as the ranks of :func:`ring_all_reduce_bytes`: each part of M is all-reduced over H owners, and the parts
-    of a host add up to M. Independent of the number of ranks a host and of their order.
+    The hosts act as the ranks of :func:`ring_all_reduce_bytes`: each part of M is all-reduced over H owners, and the
+    parts of a host add up to M. Independent of the number of ranks a host and of their order.
     """
     return ring_all_reduce_bytes(size_bytes, hosts)
 
@@ -58,9 +58,9 @@ def hierarchical_gain(ranks: int, hosts: int, *, leaving_edges: int = 1) -> floa
 def tcp_wire_bytes(payload_bytes: float, *, mtu_bytes: int = 1500) -> float:
     """Bytes that a link's counters show for a payload sent over TCP in full packets of IPv4 on Ethernet.
 
-    Of the MTU, 20 bytes are the IP header (RFC 791) and 32 the TCP header with timestamps (RFC 9293, RFC 7323); 14 bytes
-    of Ethernet header (IEEE 802.3) come on top. With an MTU of 1500 that is 1.046 bytes a byte. Acknowledgements of what
-    is received are not included.
+    Of the MTU, 20 bytes are the IP header (RFC 791) and 32 the TCP header with timestamps (RFC 9293, RFC 7323); 14
+    bytes of Ethernet header (IEEE 802.3) come on top. With an MTU of 1500 that is 1.046 bytes a byte. Acknowledgements
+    of what is received are not included.
     """
     headers_bytes = 20 + 32
     if mtu_bytes <= headers_bytes:

@@ -157,7 +157,7 @@ class HierDistStrategy(ParallelStrategy):
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         """Which part of the data this rank reads."""
-        return {"num_replicas": self.num_nodes * self.num_processes, "rank": self.global_rank}
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property
     def process_group_backend(self) -> str | None:

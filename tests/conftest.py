@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.cluster import NamespaceCluster, namespaces_of, why_unavailable
 from tests.support.forkserver import ForkServer
-from tests.support.leaks import Exempt, Snapshot
+from tests.support.leaks import Exempt, Snapshot, python_keeps
+from tests.support.placement import HostRanks, Placement
 from tests.support.processes import SESSION_VARIABLE, describe, kill_all, marked_processes
 from tests.support.ranks import RankPool
 
@@ -81,14 +82,14 @@ def rank_server(pytestconfig: pytest.Config) -> Iterator[ForkServer]:
 def ranks(rank_server: ForkServer, pytestconfig: pytest.Config) -> Iterator[RankPool]:
     """The pool of ready ranks on this machine."""
     with RankPool(server=rank_server) as pool:
-        pytestconfig.stash[_shared_pool] = pool
+        pytestconfig.stash[_shared].append(pool)
         yield pool
-        pytestconfig.stash[_shared] = []
+        pytestconfig.stash[_shared].remove(pool)
 
 
 @pytest.fixture
 def make_cluster() -> Iterator[Callable[..., NamespaceCluster]]:
-    """Make clusters (``make_cluster(2, rate_mbit=200)``) that are closed after the test; mark the test ``multihost``."""
+    """Make clusters, ``make_cluster(2, rate_mbit=200)``, closed after the test; mark the test ``multihost``."""
     with contextlib.ExitStack() as clusters:
 
         def make(num_hosts: int, *, rate_mbit: float | None = None) -> NamespaceCluster:
@@ -98,21 +99,22 @@ def make_cluster() -> Iterator[Callable[..., NamespaceCluster]]:
 
 
 @pytest.fixture
-def make_pool(rank_server: ForkServer) -> Iterator[Callable[..., RankPool]]:
-    """Make pools on the hosts of a cluster (``make_pool(cluster, placement)``) that are closed after the test."""
-    with contextlib.ExitStack() as pools:
+def make_pool(rank_server: ForkServer) -> Callable[..., RankPool]:
+    """Make pools of ready ranks on a cluster's hosts, ``make_pool(cluster, placement)``; they end with the cluster."""
 
-        def make(cluster: NamespaceCluster, placement: object) -> RankPool:
-            return pools.enter_context(cluster.pool(placement, server=rank_server))  # type: ignore[arg-type]
+    def make(cluster: NamespaceCluster, placement: Placement | HostRanks) -> RankPool:
+        return cluster.pool(placement, server=rank_server)
 
-        yield make
+    return make
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """After the last fixture: no process, no namespace of this session is left."""
     problems = session.config.stash[_session_problems]
-    left = marked_processes(SESSION_VARIABLE, session.config.stash[_session_mark])
+    lasting = python_keeps().pids
+    marked = marked_processes(SESSION_VARIABLE, session.config.stash[_session_mark])
+    left = [process for process in marked if process.pid not in lasting]
     problems += [f"process {describe(process)} outlived the session; it is killed now" for process in left]
     kill_all(process.pid for process in left)
     problems += [f"network namespace {name} outlived the session" for name in namespaces_of(os.getpid())]

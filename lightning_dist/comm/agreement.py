@@ -37,7 +37,7 @@ class Agreement:
     def __init__(self, collectives: Collectives, world_size: int) -> None:
         self._collectives = collectives
         self._world_size = world_size
-        self._group: RankGroup = make_group(
+        group = make_group(
             range(world_size),
             rank=collectives.rank,
             label="agreement",
@@ -45,6 +45,8 @@ class Agreement:
             timeout_s=collectives.timeout_s,
             backend="gloo",
         )
+        assert group is not None, "every rank is in it"
+        self._group: RankGroup = group
 
     def start(self, number: int) -> Exchange:
         """Say a number."""

@@ -1,7 +1,11 @@
 """Process groups made from a hierarchy, in the same order on every rank.
 
-Only the members of a group take part in making it, so a cluster of many hosts does not pay one rendezvous of the world for
-every host. Every lane gets groups of its own: two lanes that shared one could enter it in different orders on different ranks.
+Every lane gets groups of its own: two lanes that shared one could enter it in different orders on different ranks.
+
+Note: every rank makes every group, also those it is not in.
+    A group's name, by which its members find each other, comes from a counter that each rank keeps for itself; for who is not
+    a member the call only counts. (``use_local_synchronization`` lets others stay away, but its names count the groups that a
+    rank is in, so members with different numbers of groups wait for each other under different names; seen on torch 2.13.)
 """
 
 from __future__ import annotations
@@ -17,33 +21,42 @@ from lightning_dist.topology.hierarchy import Leg
 
 def make_group(
     ranks: Sequence[int], *, rank: int, label: str, tier: str, timeout_s: float, backend: str | None = None
-) -> RankGroup:
-    """Make the process group of ``ranks``; each of them calls it, in the same order among groups it shares with others.
+) -> RankGroup | None:
+    """Make the process group of ``ranks``; every rank of the world calls it, in the same order.
 
     Args:
         ranks: Global ranks, in the order in which they own parts.
-        rank: This process's global rank, one of ``ranks``.
+        rank: This process's global rank.
         label: What the group is for; names its events and errors.
         tier: The slowest tier the group crosses.
         timeout_s: Deadline of its operations, in seconds.
         backend: ``"gloo"``, ``"nccl"``, or ``None`` for the default group's.
+
+    Returns:
+        The group, or ``None`` for a rank that is not in it.
     """
     process_group = dist.new_group(
-        sorted(ranks),
-        timeout=datetime.timedelta(seconds=timeout_s),
-        backend=backend,
-        use_local_synchronization=True,
-        group_desc=f"hierdist:{label}",
+        sorted(ranks), timeout=datetime.timedelta(seconds=timeout_s), backend=backend, group_desc=f"hierdist:{label}"
     )
+    if rank not in ranks:
+        return None
     return RankGroup(tuple(ranks), tuple(ranks).index(rank), process_group, label, tier)
 
 
 def make_leg_group(leg: Leg, *, rank: int, label: str, timeout_s: float, backend: str | None = None) -> RankGroup | None:
-    """The group of one leg that holds ``rank``; ``None`` if the rank takes no part, or would be alone in it."""
-    ranks = leg.group_of(rank)
-    if ranks is None or len(ranks) < 2:
-        return None
-    return make_group(ranks, rank=rank, label=label, tier=leg.tier.value, timeout_s=timeout_s, backend=backend)
+    """Make all groups of one leg; every rank of the world calls it, in the same order.
+
+    Returns:
+        The group that holds ``rank``; ``None`` if the rank takes no part, or would be alone in it.
+    """
+    own: RankGroup | None = None
+    for ranks in leg.groups:
+        if len(ranks) > 1:
+            group = make_group(
+                ranks, rank=rank, label=label, tier=leg.tier.value, timeout_s=timeout_s, backend=backend
+            )
+            own = group if group is not None else own
+    return own
 
 
 def destroy(groups: Sequence[RankGroup]) -> None:

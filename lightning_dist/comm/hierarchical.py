@@ -244,17 +244,40 @@ def _as_inner(hierarchy: Hierarchy, opening: _Opening) -> tuple[list[LegPlan], L
 
 
 def _open_inner_leg(plan: LegPlan, level: int, is_last_sum: bool, opening: _Opening, groups: list[RankGroup]) -> Leg:
-    members = plan.group_of(opening.rank)
-    if plan.tier is Tier.HOST and members is not None and len(members) > 1:
-        shared = _open_shared_leg(plan, members, is_last_sum, opening)
-        if shared is not None:
-            return shared
+    shared: SharedMemoryLeg | None = None
+    if plan.tier is Tier.HOST and opening.device.type == "cpu" and opening.config.shared_memory == "auto":
+        members = plan.group_of(opening.rank)
+        assert members is not None, "every rank is in the leg of its host"
+        if len(members) > 1:
+            shared = _open_shared_leg(plan, members, is_last_sum, opening)
+        if _all_ranks(shared is not None or len(members) == 1, "memory", opening):
+            return shared or _lonely_leg(plan, level, is_last_sum, opening)
+    # Some host's ranks do not share memory: the groups are made on every rank, and used where they are needed.
     label = "" if plan.tier is Tier.HOST else f"{plan.tier.value}_"
     pair = [_group(plan, f"{label}{kind}", opening, groups) for kind in ("reduce", "gather")]
+    if shared is not None:
+        return shared
+    return _process_group_leg(plan, level, is_last_sum, opening, label, pair[0], pair[1])
+
+
+def _lonely_leg(plan: LegPlan, level: int, is_last_sum: bool, opening: _Opening) -> Leg:
+    """The leg of a rank that is alone on its host: it passes things through."""
+    return _process_group_leg(plan, level, is_last_sum, opening, "", None, None)
+
+
+def _process_group_leg(
+    plan: LegPlan,
+    level: int,
+    is_last_sum: bool,
+    opening: _Opening,
+    label: str,
+    reduce_group: RankGroup | None,
+    gather_group: RankGroup | None,
+) -> Leg:
     return ProcessGroupLeg(
         collectives=opening.collectives,
-        reduce_group=pair[0],
-        gather_group=pair[1],
+        reduce_group=reduce_group,
+        gather_group=gather_group,
         width=plan.width,
         label=label,
         is_last_sum=is_last_sum,
@@ -262,14 +285,22 @@ def _open_inner_leg(plan: LegPlan, level: int, is_last_sum: bool, opening: _Open
     )
 
 
+def _all_ranks(holds: bool, what: str, opening: _Opening) -> bool:
+    """Whether something holds on every rank; all ranks call it."""
+    store = dist.PrefixStore(f"hierdist/{opening.purpose}/{what}/", opening.store)
+    world_size = len(opening.collectives.host_of_rank)
+    keys = [str(rank) for rank in range(world_size)]
+    store.set(str(opening.rank), "yes" if holds else "no")
+    store.wait(keys, opening.collectives.deadline)
+    return all(value == b"yes" for value in store.multi_get(keys))
+
+
 def _open_shared_leg(
     plan: LegPlan, members: tuple[int, ...], is_last_sum: bool, opening: _Opening
 ) -> SharedMemoryLeg | None:
-    if opening.device.type != "cpu" or opening.config.shared_memory == "off":
-        return None
     collectives = opening.collectives
     memory = open_host_memory(
-        dist.PrefixStore(f"hierdist/{opening.purpose}/memory/{members[0]}/", opening.store),
+        dist.PrefixStore(f"hierdist/{opening.purpose}/host/{members[0]}/", opening.store),
         members=members,
         index=members.index(opening.rank),
         window_bytes=_SLOTS * opening.slot_bytes,

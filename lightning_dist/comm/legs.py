@@ -238,7 +238,7 @@ class SharedMemoryLeg:
             if owner != self._index:
                 memory.wait(owner, self.SUMMED, sequence, fingerprint)
                 target[low:high].copy_(self._slot(owner, target, sequence)[low:high])
-                memory.signal(owner, self.TAKEN, sequence, 0)
+                memory.signal(owner, self.TAKEN, sequence, 0, may_be_gone=True)
 
     def _slot(self, member: int, like: torch.Tensor, sequence: int) -> torch.Tensor:
         """[n]: the slot of a member's window in which chunk ``sequence`` lies, typed as ``like``."""

@@ -81,7 +81,9 @@ class HostMemory:
                 if peer is not None:
                     _set_deadline(peer, timeout_s)
 
-    def signal(self, member: int, channel: int, sequence: int, fingerprint: int) -> None:
+    def signal(
+        self, member: int, channel: int, sequence: int, fingerprint: int, *, may_be_gone: bool = False
+    ) -> None:
         """Tell a member that step ``sequence`` of an operation is reached. Does not block.
 
         Args:
@@ -89,12 +91,14 @@ class HostMemory:
             channel: Which of the channels; each is used by one lane only.
             sequence: Number of the chunk, counted alike on all members.
             fingerprint: A number that says what the operation is; the receiver compares it with its own.
+            may_be_gone: Whether the member may have ended in good order, having no need of this signal.
         """
         peer = self._socket(channel, member)
         try:
             peer.send(_SIGNAL.pack(sequence, fingerprint))
         except OSError as error:
-            raise self._lost(member, error) from error
+            if not may_be_gone:
+                raise self._lost(member, error) from error
 
     def wait(self, member: int, channel: int, sequence: int, fingerprint: int) -> None:
         """Wait for the matching :meth:`signal` of a member.

@@ -1,10 +1,10 @@
 """What the environment says: on which host this process runs, and, put together, where all ranks sit.
 
 Note: which identity counts.
-    An explicit name (config, ``HIERDIST_HOST``) counts for the rank that has it. Among the others the first source that
-    all of them have, and that does not contradict the machines they run on, counts for all: sources mixed from rank to rank would
-    give one machine two names, and variables that a launcher copied from its own node to all others would give all
-    machines one.
+    An explicit name (config, ``HIERDIST_HOST``) counts for the rank that has it. Among the others the first source
+    that all of them have, and that does not contradict the machines they run on, counts for all: sources mixed from
+    rank to rank would give one machine two names, and variables that a launcher copied from its own node to all others
+    would give all machines one.
 """
 
 from __future__ import annotations
@@ -196,10 +196,12 @@ def apply_tiers(cluster: Cluster, config: TopologyConfig) -> Cluster:
     return Cluster.from_hosts(hosts, switches=config.switches)
 
 
-# -- the exchange -------------------------------------------------------------------------------------------------------
+# -- the exchange ------------------------------------------------------------------------------------------------------
 
 
-def _exchange(report: Mapping[str, Any], *, rank: int, world_size: int, store: dist.Store, timeout_s: float) -> Discovery:
+def _exchange(
+    report: Mapping[str, Any], *, rank: int, world_size: int, store: dist.Store, timeout_s: float
+) -> Discovery:
     if not 0 <= rank < world_size:
         raise TopologyError(f"rank {rank} is out of range for a world of {world_size}")
     # Counted a rank at a time, so that a second discovery on the same store does not read the answers of the first.
@@ -218,7 +220,9 @@ def _exchange(report: Mapping[str, Any], *, rank: int, world_size: int, store: d
             )
         answer = json.loads(store.get(f"{prefix}/answer"))
     except dist.DistNetworkError as error:
-        raise PeerLostError(f"topology discovery: rank {rank} lost the store that rank 0 or the launcher keeps") from error
+        raise PeerLostError(
+            f"topology discovery: rank {rank} lost the store that rank 0 or the launcher keeps"
+        ) from error
     if "missing" in answer:
         raise CollectiveTimeoutError(answer["missing"])
     if "error" in answer:
@@ -292,8 +296,8 @@ def _usable(
     merged = [name for name, ids in machines.items() if len(ids) > 1]
     if merged:
         warnings.warn(
-            f"the {source.value} variables call different machines {merged[0]!r}: they are not used to tell hosts apart. "
-            f"Set {HOST_VARIABLE} on each host to name it",
+            f"the {source.value} variables call different machines {merged[0]!r}: they are not used to tell hosts "
+            f"apart. Set {HOST_VARIABLE} on each host to name it",
             stacklevel=2,
         )
     return not merged
@@ -322,7 +326,7 @@ def _readable(identities: Sequence[HostIdentity]) -> dict[str, str]:
     return readable
 
 
-# -- the config and the environment -------------------------------------------------------------------------------------
+# -- the config and the environment ------------------------------------------------------------------------------------
 
 
 def _stated_cluster(config: TopologyConfig, *, rank: int, world_size: int) -> Cluster:

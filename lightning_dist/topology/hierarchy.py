@@ -2,10 +2,10 @@
 
 Note: legs.
     A tensor is summed over the world in three moves. Each inner leg, from inside to outside, is a reduce-scatter: all
-    members of a group contribute, and its first ``width`` members own one part each. The top leg is an all-reduce of each
-    part among its owners. Then the inner legs run in reverse, as gathers. Uneven hosts differ in size, so the width of
-    the host leg is the size of the smallest host: a host of 3 beside a host of 1 has one owner, who crosses the network
-    for the whole host. Ranks that own nothing at a level appear in no group of the levels above.
+    members of a group contribute, and its first ``width`` members own one part each. The top leg is an all-reduce of
+    each part among its owners. Then the inner legs run in reverse, as gathers. Uneven hosts differ in size, so the
+    width of the host leg is the size of the smallest host: a host of 3 beside a host of 1 has one owner, who crosses
+    the network for the whole host. Ranks that own nothing at a level appear in no group of the levels above.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _joined(legs: Sequence[Leg], tier: Tier, units: Sequence[list[int]]) -> Hier
     return Hierarchy(tuple(legs), Leg(tier, groups, len(units)))
 
 
-# -- bytes --------------------------------------------------------------------------------------------------------------
+# -- bytes -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ class HostTraffic:
 def flat_traffic(cluster: Cluster, size_bytes: float) -> tuple[HostTraffic, ...]:
     """Bytes each host sends when ``size_bytes`` are all-reduced by one ring in rank order.
 
-    Each edge of a ring of n ranks carries 2M(n-1)/n (Patarasu and Yuan 2009, "Bandwidth optimal all-reduce algorithms"),
-    so a host sends that times the number of its ranks whose successor sits elsewhere: 1 if its ranks are contiguous, all
-    of them if they are cyclic.
+    Each edge of a ring of n ranks carries 2M(n-1)/n (:func:`~lightning_dist.laws.ring_all_reduce_bytes`), so a host
+    sends that times the number of its ranks whose successor sits elsewhere: 1 if its ranks are contiguous, all of them
+    if they are cyclic.
     """
     n = cluster.world_size
     edge_bytes = ring_all_reduce_bytes(size_bytes, n)

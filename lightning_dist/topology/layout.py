@@ -1,8 +1,8 @@
 """Parallel axes laid over the ranks of a cluster; pure.
 
-The axes are, from outside in, ``pp`` (pipeline stages), ``dp_replicate`` (replicas of the shards), ``dp_shard`` (shards of
-one replica) and ``tp`` (tensor parallel). A :class:`Layout` says which rank stands at which coordinate, lists the groups
-of any axis, and can describe itself: which group crosses which tier, with how many bytes a step.
+The axes are, from outside in, ``pp`` (pipeline stages), ``dp_replicate`` (replicas of the shards), ``dp_shard``
+(shards of one replica) and ``tp`` (tensor parallel). A :class:`Layout` says which rank stands at which coordinate,
+lists the groups of any axis, and can describe itself: which group crosses which tier, with how many bytes a step.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ class Layout:
                 raise unknown_option("axis", axis, AXIS_NAMES)
         sizes = astuple(self.axes)
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        inside = [range(0, size * s, s) for name, size, s in zip(AXIS_NAMES, sizes, strides, strict=True) if name in axes]
+        inside = [
+            range(0, size * s, s) for name, size, s in zip(AXIS_NAMES, sizes, strides, strict=True) if name in axes
+        ]
         across = [
             range(0, size * s, s) for name, size, s in zip(AXIS_NAMES, sizes, strides, strict=True) if name not in axes
         ]
@@ -224,7 +226,9 @@ def _fitting_order(cluster: Cluster, axes: Axes) -> tuple[int, ...] | None:
 
 def _crossing_error(cluster: Cluster, axes: Axes, crossing: Sequence[tuple[int, ...]]) -> PlacementError:
     """The error for ``tp`` groups that cross hosts: which, and what to write instead."""
-    named = "; ".join(f"{list(group)} on {', '.join(dict.fromkeys(map(cluster.host_of, group)))}" for group in crossing[:4])
+    named = "; ".join(
+        f"{list(group)} on {', '.join(dict.fromkeys(map(cluster.host_of, group)))}" for group in crossing[:4]
+    )
     more = f" and {len(crossing) - 4} more" if len(crossing) > 4 else ""
     if _fitting_order(cluster, axes) is not None:
         advice = "the same axes fit if ranks are placed by host: use Layout.place(cluster, axes)"

@@ -1,12 +1,13 @@
 """What the links measure: bandwidth and latency of each tier, in under two seconds, kept in a file a cluster.
 
 Note: the measurement.
-    One pair of ranks stands for each tier; the tiers are measured one after the other, so that they do not disturb each
-    other. The pair's first rank leads. It sends one header of 8 bytes before every payload, so that the follower needs no clock and
-    no plan: n > 0 announces n bytes, which the follower receives and acknowledges with 8 bytes; 0 ends the measurement.
-    Latency is half the fastest round trip of an empty payload. Payloads then grow fourfold as long as the next is expected to fit into the
-    tier's share of the time; the last one, which no burst allowance hides, gives the bandwidth. One stream may not fill a
-    link that many share: the figure is what one pair of ranks sees.
+    One pair of ranks stands for each tier; the tiers are measured one after the other, so that they do not disturb
+    each other. The pair's first rank leads. It sends one header of 8 bytes before every payload, so that the follower
+    needs no clock and no plan: n > 0 announces n bytes, which the follower receives and acknowledges with 8 bytes; 0
+    ends the measurement. Latency is half the fastest round trip of a payload of one byte. Payloads then grow fourfold
+    as long as the next is expected to fit into the tier's share of the time; the last one, which no burst allowance
+    hides, gives the bandwidth. One stream may not fill a link that many share: the figure is what one pair of ranks
+    sees.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ def probe_pairs(cluster: Cluster) -> dict[Tier, tuple[int, int]]:
             first, second = cluster.ranks_of_host(host)[:2]
             pairs[tier] = (first, second)
         elif tier is Tier.SWITCH:
-            hosts = next(
-                hosts for switch in cluster.switches if len(hosts := cluster.hosts_of_switch(switch)) > 1
-            )
+            hosts = next(hosts for switch in cluster.switches if len(hosts := cluster.hosts_of_switch(switch)) > 1)
             pairs[tier] = (cluster.ranks_of_host(hosts[0])[0], cluster.ranks_of_host(hosts[1])[0])
         else:
             pairs[tier] = next(
-                (first_of_host[0], other) for other in first_of_host if cluster.tier_of((first_of_host[0], other)) is tier
+                (first_of_host[0], other)
+                for other in first_of_host
+                if cluster.tier_of((first_of_host[0], other)) is tier
             )
     return pairs
 
@@ -235,7 +236,7 @@ def _from_table(table: list[float]) -> dict[Tier, Link]:
     return links
 
 
-# -- the cache ----------------------------------------------------------------------------------------------------------
+# -- the cache ---------------------------------------------------------------------------------------------------------
 
 
 def describe_cluster(cluster: Cluster, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -94,7 +94,8 @@ class Report:
             "hosts": hosts,
             "links": self.cluster.to_dict().get("links", {}),
             "groups": [
-                {"name": g.name, "tier": g.tier.value, "groups": [list(ranks) for ranks in g.groups]} for g in self.groups
+                {"name": g.name, "tier": g.tier.value, "groups": [list(ranks) for ranks in g.groups]}
+                for g in self.groups
             ],
             "placement": {**asdict(self.placement), "ratio": self.placement.ratio},
             "best_order": list(self.best_order),
@@ -120,7 +121,11 @@ def report_of(
     everyone = tuple(range(cluster.world_size))
     groups = [GroupSet("flat: all-reduce", cluster.tier_of(everyone), (everyone,))]
     groups += [
-        GroupSet(f"hierarchical: {leg.tier.value} reduce-scatter and gather, {_count(leg.width, 'part')}", leg.tier, leg.groups)
+        GroupSet(
+            f"hierarchical: {leg.tier.value} reduce-scatter and gather, {_count(leg.width, 'part')}",
+            leg.tier,
+            leg.groups,
+        )
         for leg in legs.inner
     ]
     groups.append(GroupSet(f"hierarchical: all-reduce of {_count(legs.parts, 'part')}", legs.top.tier, legs.top.groups))

@@ -1,7 +1,7 @@
 """Hosts, switches and links as values.
 
-A :class:`Cluster` says on which host each rank sits, which switch each host hangs on (if that is known) and how fast the
-links of each tier are (if they were measured). Nothing here reads the environment or talks to another rank.
+A :class:`Cluster` says on which host each rank sits, which switch each host hangs on (if that is known) and how fast
+the links of each tier are (if they were measured). Nothing here reads the environment or talks to another rank.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Cluster:
                 )
             missing = [host for host in self.hosts if host not in self.switch_of_host]
             if missing:
-                raise TopologyError(f"no switch is given for host {_some(missing)}; name one for each host, or for none")
+                raise TopologyError(
+                    f"no switch is given for host {_some(missing)}; name one for each host, or for none"
+                )
             if not all(isinstance(switch, str) and switch for switch in self.switch_of_host.values()):
                 raise TopologyError("switch names are non-empty strings")
 
@@ -181,7 +183,7 @@ class Cluster:
         num_switches = 0
         for term in terms:
             numbers = [int(number) for number in term.split("x")]
-            switches, hosts, ranks = ([1, 1, 1] + numbers)[-3:]
+            switches, hosts, ranks = [1, 1, 1, *numbers][-3:]
             for _ in range(switches):
                 if len(numbers) == 3:
                     names = (f"host{len(sizes) + i}" for i in range(hosts))
@@ -200,7 +202,9 @@ class Cluster:
             }
             return cls.from_hosts(values["hosts"], switches=values.get("switches"), links=links)
         except (KeyError, AttributeError, TypeError) as error:
-            raise TopologyError(f"not a cluster: {error!r}; expected hosts, and optionally switches and links") from error
+            raise TopologyError(
+                f"not a cluster: {error!r}; expected hosts, and optionally switches and links"
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold: ``hosts``, and ``switches`` and ``links`` where known."""

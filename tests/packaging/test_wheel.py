@@ -1,4 +1,4 @@
-"""The wheel brings the Hydra groups: installed in an empty environment, every option of every group composes from there.
+"""The wheel brings the Hydra groups: in an empty environment, every option of every group composes from it.
 
 The environment sees the third-party packages of the one that runs the tests (so that torch is not installed again), but
 neither the repository nor its editable install.

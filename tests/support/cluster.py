@@ -9,10 +9,11 @@ Usage (needs root and iproute2)::
             pool.run(function)
             print(cluster["a"].tx_bytes() - before)
 
-Each host is a namespace with ``lo`` and ``eth0`` (10.77.0.1, .2, ...); the bridge has a namespace of its own. A rate shapes
-both ends of a host's link by a token bucket. IPv6 is off, so that only the ranks' traffic is counted. The machine's host
-name and boot id are the same on all hosts. Closing kills every process inside and removes the namespaces; it also happens
-when the interpreter exits, and namespaces of clusters whose process is gone are removed when the next one is made.
+Each host is a namespace with ``lo`` and ``eth0`` (10.77.0.1, .2, ...); the bridge has a namespace of its own. A rate
+shapes both ends of a host's link by a token bucket. IPv6 is off, so that only the ranks' traffic is counted. The
+machine's host name and boot id are the same on all hosts. Closing kills every process inside and removes the
+namespaces; it also happens when the interpreter exits, and namespaces of clusters whose process is gone are removed
+when the next one is made.
 """
 
 from __future__ import annotations
@@ -132,9 +133,12 @@ class NamespaceCluster:
         stem = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{next(_serials)}"
         self._bridge_netns = f"{stem}-bridge"
         self.hosts: dict[str, Host] = {
-            name: Host(name, f"{stem}-{name}", f"10.77.0.{number}", bridge_netns=self._bridge_netns, port=f"port{number}")
+            name: Host(
+                name, f"{stem}-{name}", f"10.77.0.{number}", bridge_netns=self._bridge_netns, port=f"port{number}"
+            )
             for number, name in enumerate(ANY_PLACEMENT_HOSTS[:num_hosts], start=1)
         }
+        self._inhabitants = contextlib.ExitStack()  # what was started on the hosts
         self._open = True
         atexit.register(self.close)
         try:
@@ -182,7 +186,7 @@ class NamespaceCluster:
             own = env_per_rank[seat.rank] if env_per_rank is not None else {}
             environment = {**common, **seat.environment(), **(env or {}), **own}
             commands.append(Command(argv, environment, netns=self[seat.host].netns, cwd=cwd))
-        return FreshRanks(commands)
+        return self._inhabitants.enter_context(FreshRanks(commands))
 
     def run(
         self,
@@ -226,10 +230,10 @@ class NamespaceCluster:
             own = argv[name] if isinstance(argv, Mapping) else argv
             environment = {**common, "NODE_RANK": str(node_rank), **(env or {})}
             commands.append(Command(own, environment, netns=self[name].netns, cwd=cwd))
-        return FreshRanks(commands)
+        return self._inhabitants.enter_context(FreshRanks(commands))
 
     def pool(self, placement: Placement | HostRanks, *, server: ForkServer | None = None) -> RankPool:
-        """Ready ranks on the hosts, for several calls in a row; see :class:`RankPool`. Close it before the cluster.
+        """Ready ranks on the hosts, for several calls in a row; see :class:`RankPool`.
 
         Args:
             placement: Used by calls that give none.
@@ -237,7 +241,7 @@ class NamespaceCluster:
         """
         environment = {"GLOO_SOCKET_IFNAME": "eth0"}
         networks = {h.name: HostNetwork(h.netns, h.address, environment) for h in self.hosts.values()}
-        return RankPool(server=server, placement=placement, networks=networks)
+        return self._inhabitants.enter_context(RankPool(server=server, placement=placement, networks=networks))
 
     def tx_bytes(self) -> dict[str, int]:
         """Bytes sent so far, by host."""
@@ -249,12 +253,15 @@ class NamespaceCluster:
             host.set_rate(rate_mbit)
 
     def close(self) -> None:
-        """Kill all processes on the hosts, then remove them. Safe twice."""
+        """End all that was started on the hosts, kill what is left there, and remove them. Safe twice."""
         if not self._open:
             return
         self._open = False
         atexit.unregister(self.close)
-        _remove([*(host.netns for host in self.hosts.values()), self._bridge_netns])
+        try:
+            self._inhabitants.close()
+        finally:
+            _remove([*(host.netns for host in self.hosts.values()), self._bridge_netns])
 
     def _build(self, rate_mbit: float | None) -> None:
         bridge = self._bridge_netns
@@ -326,7 +333,18 @@ def _try_one() -> str | None:
     try:
         _run("ip", "netns", "add", name)
         _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", "port")
-        _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *"rate 1mbit burst 64kb latency 200ms".split())
+        _run(
+            "tc",
+            "-n",
+            name,
+            "qdisc",
+            "add",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            *["rate", "1mbit", "burst", "64kb", "latency", "200ms"],
+        )
     except RuntimeError as error:
         return f"network namespaces do not work here: {error}"
     finally:

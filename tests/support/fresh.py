@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -40,8 +40,8 @@ from tests.support.processes import (
     RUN_VARIABLE,
     as_command,
     clean_environment,
-    describe,
     descendants,
+    describe,
     free_port,
     is_alive,
     kill_all,
@@ -223,11 +223,11 @@ class FreshRanks:
         """
         wanted = list(range(len(self._ranks)) if ranks is None else ranks)
         end = time.monotonic() + deadline_s
-        pending = {self._ranks[rank].pidfd: rank for rank in wanted if not self._has_ended(rank)}
+        pending: dict[Any, int] = {self._ranks[r].pidfd: r for r in wanted if not self._has_ended(r)}
         while pending:
             ready = wait(list(pending), timeout=max(0.0, end - time.monotonic()))
             for pidfd in ready:
-                self._has_ended(pending.pop(pidfd))  # type: ignore[call-overload]
+                self._has_ended(pending.pop(pidfd))
             if not ready:
                 self._raise_hung(sorted(pending.values()), f"did not end within {deadline_s:g} s")
         return [self._result(rank) for rank in wanted]
@@ -342,5 +342,3 @@ def _ending(code: int) -> str:
 def _read(path: Path) -> str:
     with open(path, errors="replace") as file:
         return file.read()
-
-

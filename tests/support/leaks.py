@@ -1,4 +1,4 @@
-"""What a test leaves behind: threads, children, descriptors, variables, files. Cheap enough to look after every test."""
+"""What a test leaves behind: threads, children, descriptors, variables, files. Cheap enough for every test."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from tests.support.processes import describe, is_alive
+from tests.support.processes import REPO_ROOT, describe, is_alive
 
 _IGNORED_THREADS = ("TMonitor", "pytest_timeout")  # tqdm's monitor lives as long as the process
 _IGNORED_VARIABLES = {
@@ -21,11 +23,15 @@ _IGNORED_VARIABLES = {
     "COLUMNS",
     "LINES",
     "KINETO_LOG_LEVEL",  # set when torch's profiler is imported
+    "PYTORCH_NVML_BASED_CUDA_CHECK",  # set when Lightning counts GPUs
     "TORCHINDUCTOR_CACHE_DIR",  # set when inductor is imported
     "TRITON_CACHE_DIR",
 }
 _IGNORED_DESCRIPTORS = ("/dev/null", "/dev/urandom", "anon_inode:[pidfd]")
 _IGNORED_FILES = {".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".import_linter_cache", "__pycache__"}
+# In a checkout, what people and installers make while the tests run.
+_MADE_BY_OTHERS = (".md", ".py", ".cfg", ".ini", ".toml", ".txt", ".yaml", ".yml", ".swp", "~", ".egg-info")
+_MADE_BY_OTHERS_NAMES = {"Makefile", "LICENSE", "NOTICE", "build", "dist"}
 _SHM = Path("/dev/shm")
 
 
@@ -66,9 +72,7 @@ class Snapshot:
             shm=frozenset(os.listdir(_SHM)) if _SHM.is_dir() else frozenset(),
         )
 
-    def leaks(
-        self, *, grace_s: float = 1.0, exempt: Callable[[], Exempt] = Exempt, files: bool = False
-    ) -> list[str]:
+    def leaks(self, *, grace_s: float = 1.0, exempt: Callable[[], Exempt] = Exempt, files: bool = False) -> list[str]:
         """What is there now and was not then, a sentence each; what goes away within ``grace_s`` does not count.
 
         Args:
@@ -79,7 +83,8 @@ class Snapshot:
         end = time.monotonic() + grace_s
         collected = False
         while True:
-            found = self._threads() + self._children(exempt()) + self._descriptors(exempt())
+            lasting = exempt() + python_keeps()
+            found = self._threads() + self._children(lasting) + self._descriptors(lasting)
             if files:
                 found += self._files() + self._shared_memory()
             if not found or time.monotonic() > end:
@@ -137,6 +142,8 @@ class Snapshot:
 
     def _files(self) -> list[str]:
         new = set(os.listdir(self.cwd)) - self.files - _IGNORED_FILES
+        if Path(self.cwd) == REPO_ROOT:
+            new = {name for name in new - _MADE_BY_OTHERS_NAMES if not name.endswith(_MADE_BY_OTHERS)}
         return [f"{name} appeared in {self.cwd}; write to tmp_path" for name in sorted(new)]
 
     def _shared_memory(self) -> list[str]:
@@ -145,6 +152,14 @@ class Snapshot:
         new = sorted(set(os.listdir(_SHM)) - self.shm)
         strangers = _used_by_strangers([str(_SHM / name) for name in new]) if new else set()
         return [f"/dev/shm/{name} is left; unlink it" for name in new if str(_SHM / name) not in strangers]
+
+
+def python_keeps() -> Exempt:
+    """What multiprocessing keeps for as long as the process lives: its resource tracker, once it has started one."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._pid is None:
+        return Exempt()
+    return Exempt([tracker._pid], [tracker._fd])
 
 
 def child_pids() -> list[int]:

@@ -19,6 +19,7 @@ class Seat:
     node_rank: int
     local_rank: int
     local_world_size: int
+    num_hosts: int
 
     def environment(self) -> dict[str, str]:
         """What a launcher would tell this rank."""
@@ -29,6 +30,7 @@ class Seat:
             "LOCAL_WORLD_SIZE": str(self.local_world_size),
             "NODE_RANK": str(self.node_rank),
             "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(self.num_hosts),
         }
 
 
@@ -68,7 +70,7 @@ class Placement:
     def seats(self) -> list[Seat]:
         """The seats, by rank."""
         seats = [
-            Seat(rank, self.world_size, host, node_rank, local_rank, len(ranks))
+            Seat(rank, self.world_size, host, node_rank, local_rank, len(ranks), len(self.hosts))
             for node_rank, (host, ranks) in enumerate(self.hosts)
             for local_rank, rank in enumerate(ranks)
         ]

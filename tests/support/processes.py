@@ -58,10 +58,9 @@ def free_port() -> int:
     choose = random.Random(os.urandom(8))
     for _ in range(1000):
         port = choose.randrange(20000, 32000)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            with contextlib.suppress(OSError):
-                probe.bind(("", port))
-                return port
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
     raise OSError("no free TCP port between 20000 and 32000")
 
 
@@ -97,6 +96,14 @@ def is_alive(process: psutil.Process) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def pid_lives(pid: int) -> bool:
+    """Whether there is a process of this id that is not a zombie (which its parent has yet to collect)."""
+    try:
+        return is_alive(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
 

@@ -138,7 +138,7 @@ class RankPool:
             deadline_s: Time for the whole call, in seconds.
             env: Variables set on all ranks during the call.
             env_per_rank: Variables by rank.
-            init_group: Make a default Gloo group first. Rendezvous is by a file; MASTER_ADDR and MASTER_PORT are set too.
+            init_group: Make a default Gloo group first, by a file; MASTER_ADDR and MASTER_PORT are set in any case.
             group_timeout_s: Deadline of its collectives, in seconds; longer than the call's, if not given, so
                 that a hang is shown where it is.
             fresh: Use new processes and kill them afterwards; for calls that break a group or the process.
@@ -255,7 +255,7 @@ class _Call:
     def _receive(self, deadline_s: float) -> Any:
         """Yield (rank, message or ``None`` for a closed pipe) as they come; ranks that stay silent have failed."""
         end, grace_end = time.monotonic() + deadline_s, None
-        pending = {rank.connection: index for index, rank in enumerate(self.ranks)}
+        pending: dict[Any, int] = {rank.connection: index for index, rank in enumerate(self.ranks)}
         while pending:
             if self.failures and grace_end is None:  # the others wait for a rank that is gone
                 end = grace_end = min(end, time.monotonic() + GRACE_AFTER_FAILURE_S)
@@ -266,7 +266,7 @@ class _Call:
                     self._fail(index, "hung", f"no answer {why}", self.ranks[index].dump_stacks())
                 return
             for connection in ready:
-                index = pending.pop(connection)  # type: ignore[call-overload]
+                index = pending.pop(connection)
                 try:
                     message = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
                 except (EOFError, ConnectionResetError):

@@ -99,7 +99,7 @@ def _step(
         rank_losses = []
         for batch in micro_batches:
             loss = loss_of(model, batch)
-            (loss / accumulation).backward()  # type: ignore[no-untyped-call]
+            (loss / accumulation).backward()
             rank_losses.append(float(loss.detach()))
         losses.append(rank_losses)
         for name, parameter in parameters.items():

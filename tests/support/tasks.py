@@ -71,7 +71,7 @@ class FunctionReference:
         main = sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
         if spec is not None and spec.name:
-            return cls(spec.name.removesuffix(".__main__"), name, None)
+            return cls(spec.name, name, None)
         return cls(MAIN_ALIAS, name, str(Path(str(main.__file__)).resolve()))
 
     def resolve(self) -> Callable[..., Any]:
@@ -79,7 +79,8 @@ class FunctionReference:
         found: Any = sys.modules.get(self.module) if self.path is not None else importlib.import_module(self.module)
         if found is None:
             spec = importlib.util.spec_from_file_location(self.module, str(self.path))
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             found = sys.modules[self.module] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(found)
         for part in self.name.split("."):

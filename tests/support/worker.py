@@ -1,8 +1,8 @@
 """The other side of the pool: a server that has imported torch and forks ready ranks, and the ranks themselves.
 
 Run as ``python -m tests.support.worker FD PARENT_PID MODULE...`` by :class:`tests.support.forkserver.ForkServer`.
-The server runs no thread and no operation of torch, so that its forks start clean; a fork takes some 20 ms where a fresh
-process takes seconds of imports. Server and ranks die with the process that started them.
+The server runs no thread and no operation of torch, so that its forks start clean; a fork takes some 20 ms where a
+fresh process takes seconds of imports. Server and ranks die with the process that started them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def serve(control: socket.socket) -> None:
         if not message:
             os._exit(0)
         request = pickle.loads(message)
+        answer: int | None
         if request["verb"] == "fork":
             answer = _fork(control, descriptors[0], request)
         else:

@@ -219,9 +219,9 @@ def test_value_of_the_wrong_type_does_not_compose(override: str) -> None:
 
 
 def test_combinations_are_refused() -> None:
-    with pytest.raises(CombinationError, match="write optimizer.schedule=constant"):
+    with pytest.raises(CombinationError, match=r"write optimizer\.schedule=constant"):
         _run("trainer.max_steps=-1", "trainer.max_epochs=1")
-    with pytest.raises(CombinationError, match="needs optimizer.momentum above 0"):
+    with pytest.raises(CombinationError, match=r"needs optimizer\.momentum above 0"):
         _run("optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0")
 
 

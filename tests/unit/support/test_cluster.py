@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.support.cluster import NamespaceCluster, namespaces_of, remove_stale_namespaces
 from tests.support.fresh import run_script
 from tests.support.placement import PLACEMENTS
+from tests.support.processes import pid_lives
 from tests.support.ranks import Died, RankContext, RankPool, RanksFailed
 
 pytestmark = pytest.mark.multihost
@@ -24,11 +25,12 @@ MakeCluster = Callable[..., NamespaceCluster]
 MakePool = Callable[..., RankPool]
 MIB = 1 << 20
 WAIT = "import signal; print('ready', flush=True); signal.pause()"
-SHOW = (
-    "import json, os; names = 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR GLOO_SOCKET_IFNAME'; "
-    "print(json.dumps([[os.environ[n] for n in names.split()], sorted(os.listdir('/sys/class/net')), "
-    "os.stat('/proc/self/ns/net').st_ino, os.environ['MASTER_PORT']]))"
-)
+SHOW = """
+import json, os
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR GLOO_SOCKET_IFNAME".split()
+devices, network = sorted(os.listdir("/sys/class/net")), os.stat("/proc/self/ns/net").st_ino
+print(json.dumps([[os.environ[name] for name in names], devices, network, os.environ["MASTER_PORT"]]))
+"""
 
 
 def sum_ones(context: RankContext, numel: int) -> float:
@@ -78,14 +80,12 @@ def test_all_reduce_crosses_the_links_with_a_rings_bytes(
 def test_ranks_of_a_pool_live_on_their_hosts(make_cluster: MakeCluster, make_pool: MakePool) -> None:
     pool = make_pool(make_cluster(2), PLACEMENTS["cyclic"])
     networks = pool.run(network_of)
-    assert networks[0] == networks[2] and networks[1] == networks[3]
+    assert networks[:2] == networks[2:]
     assert networks[0][0] != networks[1][0]
     assert networks[0][1] == ["eth0", "lo"]
 
 
 def test_a_script_gets_a_launchers_variables(make_cluster: MakeCluster) -> None:
-    import json
-
     cluster = make_cluster(2)
     results = cluster.run(["-c", SHOW], placement={"a": [0, 2], "b": [1, 3]}, deadline_s=30)
     shown = [json.loads(result.check().stdout) for result in results]
@@ -151,17 +151,22 @@ def test_the_rate_can_be_changed_and_taken_off(make_cluster: MakeCluster) -> Non
 
 
 def test_nothing_is_left_when_the_body_raises(make_pool: MakePool) -> None:
-    with pytest.raises(ZeroDivisionError):
+    pids: list[int] = []
+
+    def body() -> None:
         with NamespaceCluster(2) as cluster:
-            ranks = cluster.start(["-c", WAIT], placement={"a": [0], "b": [1]})
+            pids.extend(cluster.start(["-c", WAIT], placement={"a": [0], "b": [1]}).pids)
             pool = make_pool(cluster, PLACEMENTS["1+1"])
             pool.run(sum_ones, args=(1,))
-            pids = [*ranks.pids, *pool.pids]
+            pids.extend(pool.pids)
             assert len(namespaces_of(os.getpid())) == 3
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body()
     assert namespaces_of(os.getpid()) == []
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
-    ranks.close()
+    assert len(pids) == 4
+    assert not any(map(pid_lives, pids))
 
 
 def test_namespaces_of_a_killed_process_are_removed(tmp_path: Path) -> None:
@@ -183,7 +188,10 @@ def test_namespaces_of_a_killed_process_are_removed(tmp_path: Path) -> None:
 def test_namespaces_go_when_the_interpreter_exits(tmp_path: Path) -> None:
     script = tmp_path / "exits.py"
     script.write_text(
-        "import os\nfrom tests.support.cluster import NamespaceCluster\ncluster = NamespaceCluster(1)\nprint(os.getpid())\n"
+        "import os\n"
+        "from tests.support.cluster import NamespaceCluster\n"
+        "cluster = NamespaceCluster(1)\n"
+        "print(os.getpid())\n"
     )
     assert namespaces_of(int(run_script(script).check().stdout)) == []
 

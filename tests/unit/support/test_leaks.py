@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fresh import FreshRanks, run_script
+from tests.support.fresh import FreshRanks, FreshResult, run_script
 from tests.support.leaks import Exempt, Snapshot
 from tests.support.processes import REPO_ROOT
 
@@ -82,9 +82,6 @@ def _shared_memory() -> tuple[str, Callable[[], None]]:
     "leak", [_thread, _child, _zombie, _descriptor, _variable, _directory, _stray_file, _shared_memory]
 )
 def test_each_kind_of_leak_is_found(empty_cwd: Path, leak: Callable[[], tuple[str, Callable[[], None]]]) -> None:
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()  # its process and pipe are kept by Python for good
     before = Snapshot.take()
     shown, undo = leak()
     try:
@@ -118,7 +115,9 @@ def test_shared_memory_that_a_stranger_uses_is_not_ours(tmp_path: Path) -> None:
     path = Path("/dev/shm", f"stranger-{os.getpid()}")
     path.touch()
     # a grandchild whose parent is gone does not descend from this process
-    script = f"import os, signal\nf = open({str(path)!r})\nif os.fork() == 0:\n    print('open', flush=True)\n    signal.pause()"
+    script = (
+        f"import os, signal; f = open({str(path)!r})\nif os.fork() == 0:\n    print('open', flush=True); signal.pause()"
+    )
     try:
         with FreshRanks.local(["-c", script], world_size=1) as ranks:
             ranks.wait_for_output(0, "open", deadline_s=30)
@@ -126,6 +125,11 @@ def test_shared_memory_that_a_stranger_uses_is_not_ours(tmp_path: Path) -> None:
             assert not any("/dev/shm" in leak for leak in before.leaks(grace_s=0.0, files=True))
     finally:
         path.unlink()
+
+
+def run_pytest(test_file: Path, env: dict[str, str] | None = None) -> FreshResult:
+    options = ["-c", str(REPO_ROOT / "pytest.ini"), "--rootdir", str(test_file.parent), "-p", "no:cacheprovider"]
+    return run_script(["-m", "pytest", "-p", "tests.conftest", *options, str(test_file)], env=env)
 
 
 def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path) -> None:
@@ -137,10 +141,22 @@ def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path) 
         "def test_orphan():\n"
         "    subprocess.run(['sh', '-c', 'sleep 1000 > /dev/null 2>&1 &'], check=True)\n"
     )
-    options = ["-p", "tests.conftest", "-c", str(REPO_ROOT / "pytest.ini"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
-    result = run_script(["-m", "pytest", *options, str(test_file)], cwd=tmp_path)
+    result = run_pytest(test_file)
     assert result.returncode == 1, result.output
     assert "3 passed, 1 error" in result.stdout, result.output
     assert "LEFT was None, is '1'" in result.stdout
-    assert "LEAK process" in result.stdout and "sleep 1000" in result.stdout
+    assert "LEAK process" in result.stdout
+    assert "sleep 1000" in result.stdout
     assert result.survivors == ()
+
+
+def test_multihost_tests_are_skipped_with_the_reason_or_fail_where_required(tmp_path: Path) -> None:
+    test_file = tmp_path / "test_hosts.py"
+    test_file.write_text("import pytest\n@pytest.mark.multihost\ndef test_hosts():\n    pass\n")
+    without_iproute2 = {"PATH": str(tmp_path)}
+    skipped = run_pytest(test_file, without_iproute2)
+    assert "1 skipped" in skipped.stdout, skipped.output
+    assert "network namespaces need" in skipped.stdout
+    failed = run_pytest(test_file, {**without_iproute2, "HIERDIST_REQUIRE_MULTIHOST": "1"})
+    assert failed.returncode == 1
+    assert "HIERDIST_REQUIRE_MULTIHOST=1 forbids to skip" in failed.stdout, failed.output

@@ -9,13 +9,12 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.support.fresh import run_script
-from tests.support.processes import REPO_ROOT
+from tests.support.processes import REPO_ROOT, pid_lives
 from tests.support.ranks import Died, RankContext, RankPool, RanksFailed
 
 LONG_S = 1000.0
@@ -141,7 +140,7 @@ def test_a_hang_ends_by_the_deadline_with_stacks_and_the_pool_goes_on(ranks: Ran
     assert "in hang_on_rank_0" in caught.value.of_rank(0).details
     assert "barrier" in caught.value.of_rank(1).details
     assert "about to wait" in caught.value.of_rank(0).output
-    assert not any(psutil.pid_exists(pid) for pid in {*before} - {*ranks.pids})
+    assert not any(pid_lives(pid) for pid in {*before} - {*ranks.pids})
     assert ranks.run(add_ranks, world_size=2, args=(0,)) == [1, 1]
 
 
@@ -161,7 +160,7 @@ def test_what_a_rank_leaves_behind_is_an_error(ranks: RankPool, function: object
 
 def test_children_of_a_rank_die_with_it(ranks: RankPool) -> None:
     (child,) = ranks.run(leave_a_child, world_size=1, fresh=True)
-    assert not psutil.pid_exists(child)
+    assert not pid_lives(child)
 
 
 def test_a_rank_that_dies_is_named_with_its_signal(ranks: RankPool) -> None:
@@ -188,14 +187,15 @@ def test_a_pool_whose_process_is_killed_leaves_no_rank(tmp_path: Path) -> None:
     script = tmp_path / "killed.py"
     script.write_text(
         "import os, signal\n"
+        "from tests.support.forkserver import ForkServer\n"
         "from tests.support.ranks import RankPool\n"
         "def pid(context):\n    return os.getpid()\n"
         "if __name__ == '__main__':\n"
-        "    pool = RankPool()\n"
+        "    pool = RankPool(server=ForkServer(preload=['torch']))\n"
         "    print(pool.run(pid, world_size=2, init_group=False), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    result = run_script(script)
+    result = run_script(script, env={"TMPDIR": str(tmp_path)})  # what a killed process cannot remove
     assert result.returncode == -signal.SIGKILL, result.output
     assert result.stdout.startswith("["), result.output
     assert result.survivors == ()

@@ -1,0 +1,117 @@
+"""The hierarchical all-reduce against sums that are known exactly, for any placement, type and shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.runs import opened
+from tests.support.ranks import RankPool
+from tests.support.tasks import RankContext
+
+LAYOUTS: dict[str, dict[str, list[int]]] = {
+    "1": {"a": [0]},
+    "2": {"a": [0, 1]},
+    "3": {"a": [0, 1, 2]},
+    "1+1": {"a": [0], "b": [1]},
+    "2+2": {"a": [0, 1], "b": [2, 3]},
+    "cyclic": {"a": [0, 2], "b": [1, 3]},
+    "3+1": {"a": [0, 1, 2], "b": [3]},
+    "1+3": {"a": [1], "b": [0, 2, 3]},
+    "2x2x2 switches": {"a": [0, 1], "b": [2, 3], "c": [4, 5], "d": [6, 7]},
+    "uneven switches": {"a": [0, 1], "b": [2], "c": [3, 4, 5]},
+}
+SWITCHES = {
+    "2x2x2 switches": {"x": ["a", "b"], "y": ["c", "d"]},
+    "uneven switches": {"x": ["a", "c"], "y": ["b"]},
+}
+DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64"]
+
+
+def value_of(rank: int, shape: list[int], dtype: str) -> torch.Tensor:
+    """Small integers, so that any order of summation gives the same in every type."""
+    numel = int(torch.tensor(shape).prod()) if shape else 1
+    values = (torch.arange(numel) * 7 + rank * 3) % 5
+    return values.reshape(shape).to(getattr(torch, dtype))
+
+
+def reduce_all(context: RankContext, sync: dict[str, Any], topology: dict[str, Any]) -> list[str]:
+    """Every type and shape through one opening, in order; what is wrong, in words."""
+    problems = []
+    cases = [(dtype, shape) for dtype in DTYPES for shape in ([1000], [7, 3], [], [0], [1])]
+    with opened(context, sync, topology) as (_, all_reduce):
+        tensors = [value_of(context.rank, shape, dtype) for dtype, shape in cases]
+        strided = value_of(context.rank, [30, 20], "float32").t()[::2, 1:]
+        futures = [all_reduce.start(tensor) for tensor in [*tensors, strided]]
+        for future in futures:
+            future.wait()
+        for (dtype, shape), got in zip(cases, tensors, strict=True):
+            terms = [value_of(rank, shape, dtype) for rank in range(context.world_size)]
+            expected = torch.stack(terms).any(0) if dtype == "bool" else sum(terms).to(got.dtype)
+            if not torch.equal(got, expected):
+                problems.append(f"{dtype}{shape}")
+        full = sum(value_of(rank, [30, 20], "float32") for rank in range(context.world_size))
+        if not torch.equal(strided, full.t()[::2, 1:]):
+            problems.append("non-contiguous")
+    return problems
+
+
+@pytest.mark.parametrize("shared_memory", ["auto", "off"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_sum_is_exact_for_any_placement_type_and_shape(ranks: RankPool, name: str, shared_memory: str) -> None:
+    sync = {"chunk_bytes": 4096, "shared_memory": shared_memory}
+    topology = {"switches": SWITCHES[name]} if name in SWITCHES else {}
+    for problems in ranks.run(reduce_all, layout=LAYOUTS[name], args=(sync, topology)):
+        assert problems == []
+
+
+@pytest.mark.parametrize("sync", [{"algorithm": "flat"}, {"wire_dtype": "bf16"}], ids=["flat", "bf16"])
+@pytest.mark.parametrize("name", ["1", "2", "cyclic", "3+1"])
+def test_other_ways_are_exact_on_small_integers(ranks: RankPool, name: str, sync: dict[str, Any]) -> None:
+    for problems in ranks.run(reduce_all, layout=LAYOUTS[name], args=({"chunk_bytes": 4096, **sync}, {})):
+        assert problems == []
+
+
+def mean_of_noise(context: RankContext, sync: dict[str, Any], dtype: str, scale: float) -> torch.Tensor:
+    """The mean of random values over ranks, several chunks and a ragged end."""
+    generator = torch.Generator().manual_seed(context.rank)
+    tensor = (torch.randn(10_007, generator=generator, dtype=torch.float64) * scale).to(getattr(torch, dtype))
+    with opened(context, {"chunk_bytes": 4096, **sync}) as (_, all_reduce):
+        return all_reduce.all_reduce(tensor, mean=True)
+
+
+def noise(rank: int, dtype: str, scale: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.randn(10_007, generator=generator, dtype=torch.float64) * scale).to(getattr(torch, dtype)).double()
+
+
+@pytest.mark.parametrize(
+    ("sync", "dtype", "tolerance"),
+    [
+        ({}, "float32", 1e-6),
+        ({"shared_memory": "off"}, "float32", 1e-6),
+        ({"algorithm": "flat"}, "float32", 1e-6),
+        ({}, "bfloat16", 2**-7),
+        ({}, "float16", 2**-9),
+        ({"wire_dtype": "bf16"}, "float32", 2**-7),
+    ],
+)
+@pytest.mark.parametrize("name", ["2", "2+2", "3+1", "cyclic", "1+1"])
+def test_mean_is_over_ranks_and_the_same_bits_everywhere(
+    ranks: RankPool, name: str, sync: dict[str, Any], dtype: str, tolerance: float
+) -> None:
+    got = ranks.run(mean_of_noise, layout=LAYOUTS[name], args=(sync, dtype, 1.0))
+    world_size = len(got)
+    expected = sum(noise(rank, dtype, 1.0) for rank in range(world_size)) / world_size
+    assert all(torch.equal(got[0], other) for other in got[1:])
+    torch.testing.assert_close(got[0].double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["2", "2+2", "3+1", "1+1"])
+@pytest.mark.parametrize("sync", [{}, {"shared_memory": "off"}, {"algorithm": "flat"}, {"wire_dtype": "bf16"}])
+def test_fp16_means_do_not_overflow(ranks: RankPool, name: str, sync: dict[str, Any]) -> None:
+    """Values whose sum is beyond fp16's 65504 but whose mean is not."""
+    got = ranks.run(mean_of_noise, layout=LAYOUTS[name], args=(sync, "float16", 12000.0))
+    assert all(torch.isfinite(values).all() for values in got)
