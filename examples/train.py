@@ -38,6 +38,16 @@ from lightning_dist.launch import check_environment, job
 from lightning_dist.run_config import RunConfig
 
 
+class ProgressBar(RichProgressBar):
+    """Lightning's, without "/-2" where the number of epochs has no limit."""
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        max_epochs = self.trainer.max_epochs
+        return (
+            super()._get_train_description(current_epoch) if max_epochs and max_epochs > 0 else f"Epoch {current_epoch}"
+        )
+
+
 class Throughput(Callback):
     """Counts training samples a second, validation and the first micro-batch left out."""
 
@@ -77,7 +87,7 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
     logger = TensorBoardLogger(folder, name="tensorboard", version="") if arguments.pop("logger") else False
     callbacks: list[Callback] = [Throughput()]
     if show_progress:
-        callbacks.append(RichProgressBar())
+        callbacks.append(ProgressBar())
     if logger:
         callbacks.append(LearningRateMonitor())
     keep = run.checkpoint

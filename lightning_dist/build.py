@@ -20,6 +20,7 @@ from lightning_dist.events import EventStream
 from lightning_dist.gradsync.allreduce import AllReduceScheme
 from lightning_dist.topology import Cluster
 from lightning_dist.topology.discover import discover_cluster
+from lightning_dist.topology.probe import probe
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def open_run(
         environ=os.environ if environ is None else environ,
         timeout_s=sync.timeout_s,
     )
+    cluster = probe(cluster, config=topology.probe, rank=rank, group=_default_group(), device=device)
     testimony = Testimony(dist.PrefixStore("testimony/", store), rank=rank, world_size=world_size)
     collectives = Collectives(
         events=events,
@@ -154,6 +156,12 @@ def wrap_data_parallel(
         )
     AllReduceScheme(all_reduce).attach(wrapped)
     return wrapped
+
+
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "the default process group exists"
+    return group
 
 
 def _own_store(rank: int) -> dist.Store:

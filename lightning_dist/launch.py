@@ -39,7 +39,7 @@ from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lightning_dist.errors import LaunchError
-from lightning_dist.parent_watch import PIPE_VARIABLE, bound_command, describe_pipe, watch_parent
+from lightning_dist.parent_watch import PIPE_VARIABLE, bind_workers, bound_command, describe_pipe, watch_parent
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -227,7 +227,8 @@ class _Ranks:
                 os.environ[name] = value
         if failed is not None:
             self._report(*failed)
-        return failed[1] if failed else 0
+            return failed[1]
+        return -signal.SIGKILL if late else 0
 
     def forget_pipe(self) -> None:
         """Close the write end; also done in processes that are forked from this one, or children would never see it."""
@@ -306,6 +307,7 @@ def attach() -> None:
     end them and remove what that job left in the environment, so that this job starts its own.
     """
     watch_parent()
+    bind_workers()
     if _ranks is not None and _ranks.job_key is not _running_job_key():
         end_job()
 

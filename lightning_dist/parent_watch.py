@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -68,16 +70,48 @@ def watch_parent() -> None:
         if [status.st_dev, status.st_ino] == identity:
             os.set_inheritable(fd, False)
             _start_thread(_wait_for_pipe, fd, parent)
+            _take_over_from_kernel()
             return
     if os.getppid() == parent:  # the descriptor was closed or is something else by now
         _start_thread(_wait_for_new_parent, parent)
 
 
-def _start_thread(function: Callable[..., None], *args: int) -> None:
-    threading.Thread(target=function, args=args, name="parent-watch", daemon=True).start()
+@functools.cache
+def bind_workers() -> None:
+    """Let daemonic processes that are forked from this one (of data loaders) end within a second after it, if killed.
+
+    Torch's own watch in the workers takes up to five seconds.
+    """
+    multiprocessing.util.register_after_fork(_BIND_WORKERS, _watch_in_worker)
+
+
+class _Token:
+    """Multiprocessing keeps what is registered after fork for as long as such an object lives."""
+
+
+_BIND_WORKERS = _Token()
+
+
+def _watch_in_worker(token: _Token) -> None:
+    del token
+    if multiprocessing.current_process().daemon:
+        _start_thread(_exit_with_parent, os.getppid())
+
+
+def _exit_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_POLL_S)
+    os._exit(1)
+
+
+def _take_over_from_kernel() -> None:
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def _start_thread(function: Callable[..., None], *args: int) -> None:
+    threading.Thread(target=function, args=args, name="parent-watch", daemon=True).start()
 
 
 def _wait_for_pipe(fd: int, parent: int) -> None:

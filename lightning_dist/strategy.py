@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import sys
-import threading
+import dataclasses
 from collections.abc import Generator, Mapping
 from datetime import timedelta
-from types import FrameType
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
@@ -21,15 +18,16 @@ from lightning.fabric.utilities.distributed import (
     _sync_ddp_if_available,
 )
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from lightning.pytorch.strategies.strategy import _ForwardRedirection
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.nn.parallel import DistributedDataParallel
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_dist import build
 from lightning_dist.comm.agreement import Agreement, DelayedVote
@@ -47,6 +45,7 @@ from lightning_dist.config import (
 from lightning_dist.data.agreed import agreed_loader
 from lightning_dist.errors import CollectiveError, unknown_option
 from lightning_dist.events import EventStream
+from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.launch import RankLauncher
 from lightning_dist.parent_watch import watch_parent
 
@@ -183,9 +182,6 @@ class HierDistStrategy(ParallelStrategy):
         if self.cluster_environment is not None:
             self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
             self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
-        from lightning.pytorch.utilities.rank_zero import rank_zero_only
-
         rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank
 
     def setup_environment(self) -> None:

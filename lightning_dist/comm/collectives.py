@@ -23,8 +23,9 @@ from lightning_dist.comm.testimony import Testimony
 from lightning_dist.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.events import EventStream
 
-FaultPoint = Callable[[str, int], None]
-"""Called with (operation, rank) before each operation; may raise, sleep or kill, as a test's fault plan says."""
+FaultPoint = Callable[[str, str, int], None]
+"""Called with (operation, label of its group, rank) before each operation; may raise, sleep or kill, as a test's fault
+plan says."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Collectives:
             group: Who takes part.
             op: SUM, MAX, MIN or PRODUCT.
         """
-        self._strike("all_reduce")
+        self._strike("all_reduce", group)
         with self.translated("all_reduce", group):
             work = dist.all_reduce(tensor, op=op, group=group.process_group, async_op=True)
         return Pending(self, [work], "all_reduce", group, _size_bytes(tensor))
@@ -180,7 +181,7 @@ class Collectives:
             group: Who takes part.
             operation: What the transfers make up together, for events and errors, e.g. ``"reduce_scatter"``.
         """
-        self._strike(operation)
+        self._strike(operation, group)
         with self.translated(operation, group):
             works = self._exchange(sends, receives, group)
         return Pending(self, works, operation, group, sum(_size_bytes(t) for _, t in sends))
@@ -204,7 +205,7 @@ class Collectives:
             tensor: [n], n a multiple of the group's size.
             group: Who takes part; part i goes to position i.
         """
-        self._strike("reduce_scatter")
+        self._strike("reduce_scatter", group)
         with self.translated("reduce_scatter", group):
             work = dist.reduce_scatter_tensor(output, tensor, group=group.process_group, async_op=True)
         return Pending(self, [work], "reduce_scatter", group, _size_bytes(tensor))
@@ -217,7 +218,7 @@ class Collectives:
             tensor: [n / size], this rank's part.
             group: Who takes part; position i gives part i.
         """
-        self._strike("all_gather")
+        self._strike("all_gather", group)
         with self.translated("all_gather", group):
             work = dist.all_gather_into_tensor(output, tensor, group=group.process_group, async_op=True)
         return Pending(self, [work], "all_gather", group, _size_bytes(output))
@@ -225,7 +226,7 @@ class Collectives:
     @contextmanager
     def operation(self, name: str, group: RankGroup, **attributes: Any) -> Iterator[None]:
         """Run the body as one operation of ``group``: fault point before, event around, errors translated."""
-        self._strike(name)
+        self._strike(name, group)
         start_ns = self.events.clock_ns()
         with self.translated(name, group):
             yield
@@ -250,9 +251,9 @@ class Collectives:
         """``rank 3 (host b)``."""
         return f"rank {rank} (host {self.host_of_rank[rank]})"
 
-    def _strike(self, operation: str) -> None:
+    def _strike(self, operation: str, group: RankGroup) -> None:
         if self.fault_point is not None:
-            self.fault_point(operation, self.rank)
+            self.fault_point(operation, group.label, self.rank)
 
     def _remember(self, error: CollectiveError) -> None:
         with self._failure_lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import pickle
@@ -72,7 +73,8 @@ class RankProcess:
         with contextlib.suppress(psutil.Error):
             stopped = "(it was stopped)\n" if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED else ""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+            # To the main thread, which then answers before it runs on; another thread might answer after it has.
+            ctypes.CDLL(None).tgkill(self.pid, self.pid, int(signal.SIGUSR1))
             os.kill(self.pid, signal.SIGCONT)
         end, size = time.monotonic() + STACKS_DEADLINE_S, 0
         while time.monotonic() < end:

@@ -15,7 +15,7 @@ from lightning_dist.launch import job
 def main(config: DictConfig) -> None:
     config.text = config.text + "!"  # edits are made once on every rank
     trained = trainer()
-    trained.fit(Tiny(), loader())
+    trained.fit(Tiny(fail_on_rank=1 if config.fail else None), loader())
     folder = HydraConfig.get().runtime.output_dir
     write_down(folder, trained, config=OmegaConf.to_container(config, resolve=True), argv=sys.argv[1:])
 

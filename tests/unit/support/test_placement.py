@@ -25,6 +25,7 @@ def test_the_environment_is_a_launchers() -> None:
         "LOCAL_WORLD_SIZE": "1",
         "NODE_RANK": "1",
         "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
     }
 
 

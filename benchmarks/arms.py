@@ -1,0 +1,192 @@
+"""What is compared. Each arm trains a few steps on every rank and says how long each took and what crossed the link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.workload import Module, make_loader, make_model
+from lightning_dist import HierDistStrategy
+from tests.distributed.lightning_runs import trainer_on_pool
+from tests.support.tasks import RankContext
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one step costs besides its communication.
+
+    Attributes:
+        batch: Rows of a batch.
+        compute_s: Seconds of pretended compute a step.
+        warmup: Steps not counted.
+        steps: Steps counted.
+    """
+
+    batch: int = 4
+    compute_s: float = 0.0
+    warmup: int = 1
+    steps: int = 2
+
+
+@dataclass
+class Measured:
+    """One rank's view of an arm.
+
+    Attributes:
+        step_s: Seconds of each counted step.
+        sent_bytes: Bytes this rank's host sent in the counted steps (of all its ranks).
+        exchange_s: Seconds from the first bucket's start to the last one's end, a step; ours only.
+    """
+
+    step_s: list[float]
+    sent_bytes: int
+    exchange_s: list[float] = field(default_factory=list)
+
+
+class _Clock:
+    """Marks the end of steps; between the marks around the counted steps, counts the link's bytes."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._marks: list[float] = []
+        self._sent = [0, 0]
+
+    def mark(self) -> None:
+        self._marks.append(time.monotonic())
+        if len(self._marks) == self._load.warmup:
+            self._sent[0] = sent_bytes()
+        if len(self._marks) == self._load.warmup + self._load.steps:
+            self._sent[1] = sent_bytes()
+
+    def measured(self) -> Measured:
+        marks = self._marks[self._load.warmup - 1 :]
+        steps = [late - early for early, late in zip(marks, marks[1:], strict=False)]
+        return Measured(steps, self._sent[1] - self._sent[0])
+
+
+def sent_bytes() -> int:
+    """Bytes this host's link has sent; 0 where there is no such link."""
+    with open("/proc/thread-self/net/dev") as table:
+        for line in table:
+            name, _, counters = line.partition(":")
+            if name.strip() == "eth0":
+                return int(counters.split()[8])
+    return 0
+
+
+class _ClockCallback(pl.Callback):
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        self._clock.mark()
+
+
+def _lightning(context: RankContext, load: Load, strategy: Any) -> Measured:
+    clock = _Clock(load)
+    count = load.warmup + load.steps
+    trainer = trainer_on_pool(context, strategy, max_steps=count, callbacks=[_ClockCallback(clock)])
+    trainer.fit(Module(load.compute_s), make_loader(load.batch, count))
+    return clock.measured()
+
+
+def lightning_ddp(context: RankContext, load: Load) -> Measured:
+    """``Trainer(strategy="ddp")``."""
+    return _lightning(context, load, "ddp")
+
+
+def hierdist(context: RankContext, load: Load, sync: dict[str, Any] | None = None) -> Measured:
+    """``Trainer(strategy="hierdist")``."""
+    strategy = HierDistStrategy(sync={"timeout_s": 300.0, **(sync or {})})
+    measured = _lightning(context, load, strategy)
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for event in strategy.events.snapshot():
+        if event.name in ("comm.reduce", "comm.cross", "comm.gather") and "bucket" in event.attributes:
+            spans.setdefault(event.step, []).append((event.start_ns, event.end_ns))
+    windows = [(max(e for _, e in s) - min(b for b, _ in s)) / 1e9 for _, s in sorted(spans.items())]
+    measured.exchange_s = windows[load.warmup :]
+    return measured
+
+
+def hierdist_bf16(context: RankContext, load: Load) -> Measured:
+    """``HierDistStrategy(sync="bf16")``."""
+    return hierdist(context, load, {"wire_dtype": "bf16"})
+
+
+def _loop(load: Load, model: torch.nn.Module, prepare: Callable[[], None] | None = None) -> Measured:
+    """A bare training loop."""
+    clock = _Clock(load)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for batch in make_loader(load.batch, load.warmup + load.steps):
+        if prepare is not None:
+            prepare()
+        optimizer.zero_grad()
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        clock.mark()
+    return clock.measured()
+
+
+def ddp_fp16(context: RankContext, load: Load) -> Measured:
+    """DDP with torch's fp16 hook, which Lightning does not register on CPU, in a bare loop."""
+    model = DistributedDataParallel(make_model(load.compute_s))
+    model.register_comm_hook(None, fp16_compress_hook)
+    return _loop(load, model)
+
+
+def fsdp2_hybrid(context: RankContext, load: Load) -> Measured:
+    """FSDP2's hybrid shard on a mesh that knows the hosts, in a bare loop."""
+    hosts = list(context.placement.as_dict().values())
+    mesh = DeviceMesh("cpu", torch.tensor(hosts), mesh_dim_names=("replicate", "shard"))
+    model = make_model(load.compute_s)
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _loop(load, model)
+
+
+def compute_alone(context: RankContext, load: Load) -> Measured:
+    """The same steps on all ranks with no synchronisation, started together."""
+    return _loop(load, make_model(load.compute_s), prepare=dist.barrier)
+
+
+def communication_alone(context: RankContext, load: Load) -> Measured:
+    """Our all-reduce of buckets as large as the reducer's, all ready at once."""
+    from tests.distributed.runs import opened
+
+    clock = _Clock(load)
+    size = sum(p.numel() for p in make_model().parameters())
+    with opened(context, {"timeout_s": 300.0}) as (_, all_reduce):
+        buckets = torch.ones(size).split(8 * (1 << 20) // 4)
+        for _ in range(load.warmup + load.steps):
+            for future in [all_reduce.start(bucket, mean=True) for bucket in buckets]:
+                future.wait()
+            clock.mark()
+    return clock.measured()
+
+
+ARMS: dict[str, Callable[[RankContext, Load], Measured]] = {
+    "lightning_ddp": lightning_ddp,
+    "hierdist": hierdist,
+    "hierdist_bf16": hierdist_bf16,
+    "ddp_fp16": ddp_fp16,
+    "fsdp2_hybrid": fsdp2_hybrid,
+    "compute_alone": compute_alone,
+    "communication_alone": communication_alone,
+}
+
+
+def run_arm(context: RankContext, name: str, load: Load) -> Measured:
+    """Run one arm on this rank."""
+    torch.set_num_threads(1)
+    return ARMS[name](context, load)

@@ -1,0 +1,317 @@
+"""Hierarchical reduce-scatter and all-gather: index r of the world gets, or gives, shard r, for any placement of ranks.
+
+The legs are those of :mod:`~lightning_dist.comm.hierarchical`, used in part: a reduce-scatter goes out through the inner legs,
+across, and back in only where hosts are uneven; an all-gather goes the same way backwards. Segments travel point to point, so
+that a host sends M(H-1)/H bytes and not what an all-reduce would (Gloo's own reduce-scatter moves twice that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.futures import Future
+
+from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.groups import destroy, make_leg_group
+from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
+from lightning_dist.topology import Cluster, hierarchy_of
+from lightning_dist.topology.routes import Hop, route_of
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class _Segments:
+    """Segments on their way.
+
+    Attributes:
+        destinations: Whose they are, ascending.
+        rows: [len(destinations), columns], contiguous.
+        attributes: What events should say.
+    """
+
+    destinations: tuple[int, ...]
+    rows: torch.Tensor
+    attributes: dict[str, int]
+
+    def of(self, destinations: Sequence[int]) -> torch.Tensor:
+        """[len(destinations), columns]: a copy of some rows, or all of them as they are."""
+        if tuple(destinations) == self.destinations:
+            return self.rows
+        place = {d: row for row, d in enumerate(self.destinations)}
+        return self.rows[[place[d] for d in destinations]]
+
+    def hold(self, parts: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
+        """Hold these rows from now on."""
+        order = sorted((d, part, row) for part, (owned, _) in enumerate(parts) for row, d in enumerate(owned))
+        self.destinations = tuple(d for d, _, _ in order)
+        if len(parts) == 1 and self.destinations == tuple(parts[0][0]):
+            self.rows = parts[0][1]
+        elif order:
+            self.rows = torch.stack([parts[part][1][row] for _, part, row in order])
+        else:
+            self.rows = self.rows[:0]
+
+
+_Move = Callable[[_Segments], None]
+_HopMove = Callable[[_Segments, Hop, RankGroup], None]
+
+
+class HierarchicalScatter:
+    """Reduce-scatter and all-gather over all ranks, each on lanes and groups of its own. Every rank makes it.
+
+    Args:
+        cluster: Who sits where; the same on all ranks.
+        collectives: The seam.
+        device: Where the tensors live.
+        rank: This process's global rank.
+        timeout_s: Deadline of each operation, in seconds.
+        chunk_bytes: A rank's segments travel in chunks of at most this size together, in bytes.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        collectives: Collectives,
+        device: torch.device,
+        rank: int,
+        timeout_s: float,
+        chunk_bytes: int,
+    ) -> None:
+        self._world_size = cluster.world_size
+        self._rank = rank
+        self._device = device
+        self._chunk_bytes = chunk_bytes
+        self._collectives = collectives
+        self._groups: list[RankGroup] = []
+        hierarchy = hierarchy_of(cluster)
+        hops = {hop.leg: hop for hop in route_of(cluster, rank, hierarchy).hops}
+
+        def lanes(kind: str, outward: Sequence[_HopMove], inward: Sequence[_HopMove]) -> list[tuple[str, _Move]]:
+            numbers = list(range(len(hierarchy.legs)))
+            row = []
+            for number, moves in [(n, outward) for n in numbers] + [(n, inward) for n in reversed(numbers[:-1])]:
+                leg = hierarchy.legs[number]
+                name = f"{kind}_{leg.tier.value}_{'out' if moves is outward else 'in'}"
+                group = make_leg_group(leg, rank=rank, label=name, timeout_s=timeout_s)
+                self._groups += [group] if group is not None else []
+                move = moves[1] if number == numbers[-1] else moves[0]
+                row.append((name, self._bound(move, hops.get(number), group)))
+            return row
+
+        self._scatter_lanes = lanes("scatter", (self._sum, self._sum), (self._hand_in, self._hand_in))
+        self._gather_lanes = lanes("gather", (self._hand_out, self._spread), (self._spread, self._spread))
+        self._scatter_pipeline = self._pipeline([name for name, _ in self._scatter_lanes])
+        self._gather_pipeline = self._pipeline([name for name, _ in self._gather_lanes])
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, *, mean: bool = False) -> Future[torch.Tensor]:
+        """Begin to sum ``tensor`` over ranks and give each its shard; every rank calls it, in the same order.
+
+        Args:
+            output: Any shape of n elements, contiguous; receives shard ``rank`` of the sum.
+            tensor: World size x n elements of the same type; not changed.
+            mean: Divide by the number of ranks.
+
+        Returns:
+            A future of ``output``.
+        """
+        rows = self._checked(output, tensor).view(self._world_size, -1)
+        target = output.view(1, -1)
+        scale = 1.0 / self._world_size if mean else None
+        # fp16 could overflow in the sum: every term is scaled instead.
+        scale_first = scale is not None and output.dtype is torch.float16
+        future = self._future()
+        columns = self._columns(rows)
+
+        def start(piece: slice) -> _Segments:
+            chunk = rows[:, piece].contiguous()
+            if scale_first:
+                chunk = chunk * scale
+            return _Segments(tuple(range(self._world_size)), chunk, {"chunk": piece.start // columns})
+
+        def finish(piece: slice, segments: _Segments) -> None:
+            target[:, piece] = segments.rows
+            if scale is not None and not scale_first:
+                target[:, piece].mul_(scale)
+
+        self._run(self._scatter_pipeline, self._scatter_lanes, rows.shape[1], columns, start, finish, future, output)
+        return future
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Future[torch.Tensor]:
+        """Begin to give every rank everybody's shard; every rank calls it, in the same order.
+
+        Args:
+            output: World size x n elements, contiguous; receives shard r in place r.
+            tensor: n elements of the same type, this rank's shard; may be a view of ``output``.
+
+        Returns:
+            A future of ``output``.
+        """
+        target = self._checked(tensor, output).view(self._world_size, -1)
+        if target.data_ptr() != output.data_ptr():
+            raise ValueError("all_gather writes into output, which must be contiguous")
+        row = tensor.reshape(1, -1)
+        future = self._future()
+        columns = self._columns(target)
+
+        def start(piece: slice) -> _Segments:
+            return _Segments((self._rank,), row[:, piece].contiguous(), {"chunk": piece.start // columns})
+
+        def finish(piece: slice, segments: _Segments) -> None:
+            target[:, piece] = segments.rows
+
+        self._run(self._gather_pipeline, self._gather_lanes, target.shape[1], columns, start, finish, future, output)
+        return future
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End lanes and groups. Safe to call twice."""
+        self._scatter_pipeline.close(timeout_s)
+        self._gather_pipeline.close(timeout_s)
+        destroy(self._groups)
+        self._groups = []
+
+    # -- one hop ------------------------------------------------------------------------------------------------------
+
+    def _sum(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+        """Out: each member gets the segments it owns from all others, and sums."""
+        owned = hop.owned_by(hop.index)
+        own = segments.of(owned)
+        received = {m: torch.empty_like(own) for m in range(group.size) if m != hop.index}
+        sends = [(m, segments.of(hop.owned_by(m)).contiguous()) for m in range(group.size) if m != hop.index]
+        self._exchange(sends, list(received.items()), group, "reduce_scatter", segments)
+        terms = [own if m == hop.index else received[m] for m in range(group.size)]
+        half = own.dtype in _HALVES
+        total = terms[0].float() if half else terms[0].clone()
+        for term in terms[1:]:
+            if own.dtype is torch.bool:
+                total |= term
+            else:
+                total += term
+        segments.hold([(owned, total.to(own.dtype))])
+
+    def _hand_in(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+        """In, after a sum: each owner hands its segments to the members that lead to their destinations."""
+        self._hand(segments, group, hop.index, hop.handed_over)
+
+    def _hand_out(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+        """Out, before a gather: the same backwards."""
+        self._hand(segments, group, hop.index, lambda giver, taker: hop.handed_over(taker, giver))
+
+    def _hand(
+        self, segments: _Segments, group: RankGroup, index: int, handed: Callable[[int, int], tuple[int, ...]]
+    ) -> None:
+        others = [m for m in range(group.size) if m != index]
+        sends = [(m, segments.of(handed(index, m)).contiguous()) for m in others if handed(index, m)]
+        takes = {m: handed(m, index) for m in others if handed(m, index)}
+        columns = segments.rows.shape[1]
+        received = {m: segments.rows.new_empty(len(taken), columns) for m, taken in takes.items()}
+        self._exchange(sends, list(received.items()), group, "hand_over", segments)
+        kept = handed(index, index)
+        segments.hold([(kept, segments.of(kept))] + [(takes[m], received[m]) for m in takes])
+
+    def _spread(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+        """Each owner gives what it owns to all members."""
+        others = [m for m in range(group.size) if m != hop.index]
+        columns = segments.rows.shape[1]
+        received = {m: segments.rows.new_empty(len(hop.owned_by(m)), columns) for m in others}
+        sends = [(m, segments.rows) for m in others]
+        self._exchange(sends, list(received.items()), group, "all_gather", segments)
+        segments.hold(
+            [(segments.destinations, segments.rows)] + [(hop.owned_by(m), rows) for m, rows in received.items()]
+        )
+
+    def _exchange(
+        self,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+        group: RankGroup,
+        operation: str,
+        segments: _Segments,
+    ) -> None:
+        as_bytes = segments.rows.dtype is torch.bool
+
+        def raw(pairs: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[int, torch.Tensor]]:
+            return [(m, t.view(torch.uint8) if as_bytes else t) for m, t in pairs]
+
+        self._collectives.start_exchange(raw(sends), raw(receives), group, operation).wait(**segments.attributes)
+
+    def _bound(self, move: _HopMove, hop: Hop | None, group: RankGroup | None) -> _Move:
+        """The move of one lane; a rank that takes no part in a leg, or is alone in it, lets segments pass."""
+
+        def run(segments: _Segments) -> None:
+            if hop is not None and group is not None:
+                move(segments, hop, group)
+
+        return run
+
+    # -- chunks -------------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        pipeline: Pipeline,
+        lanes: Sequence[tuple[str, _Move]],
+        length: int,
+        columns: int,
+        start: Callable[[slice], _Segments],
+        finish: Callable[[slice, _Segments], None],
+        future: Future[torch.Tensor],
+        result: torch.Tensor,
+    ) -> None:
+        pieces = [slice(low, min(low + columns, length)) for low in range(0, length, columns)]
+        if not pieces:
+            future.set_result(result)
+        for number, piece in enumerate(pieces):
+            self._submit(pipeline, lanes, piece, start, finish, future, result, number == len(pieces) - 1)
+
+    def _submit(
+        self,
+        pipeline: Pipeline,
+        lanes: Sequence[tuple[str, _Move]],
+        piece: slice,
+        start: Callable[[slice], _Segments],
+        finish: Callable[[slice, _Segments], None],
+        future: Future[torch.Tensor],
+        result: torch.Tensor,
+        is_last: bool,
+    ) -> None:
+        under_way: list[_Segments] = []
+
+        def step_of(number: int, move: _Move) -> Step:
+            def step() -> None:
+                if number == 0:
+                    under_way.append(start(piece))
+                move(under_way[0])
+
+            return step
+
+        def done() -> None:
+            finish(piece, under_way[0])
+            if is_last:
+                future.set_result(result)
+
+        def failed(error: BaseException) -> None:
+            if is_last:
+                future.set_exception(error)  # type: ignore[arg-type]  # annotated for any T, takes an exception
+
+        pipeline.submit([step_of(n, move) for n, (_, move) in enumerate(lanes)], done=done, failed=failed)
+
+    def _columns(self, rows: torch.Tensor) -> int:
+        """Elements of each segment that travel at a time."""
+        return max(1, self._chunk_bytes // (self._world_size * rows.element_size()))
+
+    def _checked(self, shard: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        if whole.numel() != self._world_size * shard.numel() or whole.dtype != shard.dtype:
+            raise ValueError(
+                f"{self._world_size} shards of {tuple(shard.shape)} {shard.dtype} do not make up "
+                f"{tuple(whole.shape)} {whole.dtype}"
+            )
+        return whole.contiguous()
+
+    def _future(self) -> Future[torch.Tensor]:
+        return Future(devices=[self._device]) if self._device.type == "cuda" else Future()
+
+    def _pipeline(self, names: Sequence[str]) -> Pipeline:
+        return StreamPipeline(names, self._device) if self._device.type == "cuda" else ThreadPipeline(names)

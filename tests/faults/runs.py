@@ -1,0 +1,86 @@
+"""What the fault tests run on ranks: sums in a loop, with a plan of faults, and how each rank's run ended."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lightning_dist import build
+from lightning_dist.config import SyncConfig, TopologyConfig
+from lightning_dist.errors import HierDistError
+from lightning_dist.events import EventStream
+from tests.support.faults import Fault, FaultPlan, end_stopped, strikes
+from tests.support.tasks import RankContext
+
+HOSTS = {"a": [0, 1], "b": [2, 3]}
+TIMEOUT_S = 4.0
+SYNC: dict[str, Any] = {"timeout_s": TIMEOUT_S, "chunk_bytes": 1 << 16}
+STEPS = 4
+CHUNKS = 5
+NUMEL = (CHUNKS * (1 << 16) - 1000) // 4
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rank's run ended.
+
+    Attributes:
+        error: Class of what was raised; empty if nothing was.
+        text: Its message.
+        after_s: From the first strike to the error, in seconds.
+        close_s: How long it took to close everything, in seconds.
+        threads: Names of our threads that were left then.
+    """
+
+    error: str = ""
+    text: str = ""
+    after_s: float = 0.0
+    close_s: float = 0.0
+    threads: tuple[str, ...] = ()
+
+
+def sum_until_failure(
+    context: RankContext, faults: Sequence[Fault], sync: dict[str, Any] | None = None, pace_s: float = 0.0
+) -> Ending:
+    """Sum a tensor a few times and check it; ``pace_s`` makes each step take a while."""
+    point = FaultPlan(faults).point(context.rank, context.tmp_path)
+    lost = {fault.rank for fault in faults if fault.kind in ("kill", "stop")}
+    survivors = [rank for rank in range(context.world_size) if rank not in lost]
+    dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=TIMEOUT_S))
+    events = EventStream(rank=context.rank)
+    config = SyncConfig(**{**SYNC, **(sync or {})})
+    ending = Ending()
+    with contextlib.ExitStack() as stack:
+        run = build.open_run(
+            TopologyConfig(), config, events=events, device=torch.device("cpu"), fault_point=point
+        )
+        all_reduce = build.open_gradient_all_reduce(run, config)
+        stack.callback(all_reduce.close)
+        try:
+            for _ in range(STEPS):
+                point("step", "main", context.rank)
+                time.sleep(pace_s)
+                tensor = torch.arange(NUMEL, dtype=torch.float32) * (context.rank + 1)
+                all_reduce.all_reduce(tensor)
+                expected = torch.arange(NUMEL, dtype=torch.float32) * sum(range(1, context.world_size + 1))
+                assert torch.equal(tensor, expected)
+        except Exception as error:
+            kind = type(error).__name__ if isinstance(error, HierDistError) else f"foreign {type(error).__name__}"
+            struck_s = [strike.at_s for strike in strikes(context.tmp_path)]
+            ending = Ending(kind, str(error), time.monotonic() - min(struck_s, default=time.monotonic()))
+            all_reduce.abort(f"{kind}: {error}")
+        start_s = time.monotonic()
+    close_s = time.monotonic() - start_s
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+    end_stopped(context.tmp_path, rank=context.rank, survivors=survivors, deadline_s=20)
+    left = tuple(thread.name for thread in threading.enumerate() if thread.name.startswith("hierdist"))
+    return Ending(ending.error, ending.text, ending.after_s, close_s, left)
