@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class _Clock:
 
     def measured(self) -> Measured:
         marks = self._marks[self._load.warmup - 1 :]
-        steps = [late - early for early, late in zip(marks, marks[1:], strict=False)]
+        steps = [late - early for early, late in itertools.pairwise(marks)]
         return Measured(steps, self._sent[1] - self._sent[0])
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.step_time --scenario 2x2 2x2:cyclic --pairs 5
     python -m benchmarks.step_time --all
 
-Arms alternate (A B C, A B C, ...) on the same ready ranks; the figure is the median of the ratios within a round, which drifts
+Arms alternate (A B C, A B C, ...) on the same hosts; the figure is the median of the ratios within a round, which drifts
 of the machine do not move. Needs root and iproute2. Results go to ``benchmarks/results/``.
 """
 
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-step-time.json")
     arguments = parser.parse_args(argv)
     console = Console()
-    today = datetime.date.today().isoformat()
+    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
     path = arguments.output or RESULTS / f"{today}-step-time.json"
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     for name in SCENARIOS if arguments.all else arguments.scenario:

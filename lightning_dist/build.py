@@ -9,15 +9,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.collectives import Collectives, FaultPoint, RankGroup
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce
-from lightning_dist.comm.testimony import Testimony
+from lightning_dist.comm.testimony import Activity, Testimony
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.errors import PeerLostError
 from lightning_dist.events import EventStream
 from lightning_dist.gradsync.allreduce import AllReduceScheme
+from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.sparse import SparseAllReduce, has_sparse_gradients
 from lightning_dist.topology import Cluster
 from lightning_dist.topology.discover import discover_cluster
 from lightning_dist.topology.probe import probe
@@ -53,9 +55,17 @@ class RunContext:
         ranks = tuple(range(self.cluster.world_size))
         return RankGroup(ranks, self.rank, dist.group.WORLD, "world", self.cluster.tier_of(ranks).value)
 
+    def operation(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """The seam around an operation of the default process group."""
+        return self.collectives.operation(name, self.world)
+
     def leave_word(self, error: BaseException) -> None:
         """Let the others know that this rank ends by an error of its own."""
         self.testimony.post(f"{type(error).__name__}: {error}", own_fault=True)
+
+    def close(self) -> None:
+        """End what answers the other ranks. Safe to call twice."""
+        self.testimony.close()
 
 
 def open_run(
@@ -83,7 +93,15 @@ def open_run(
         timeout_s=sync.timeout_s,
     )
     cluster = probe(cluster, config=topology.probe, rank=rank, group=_default_group(), device=device)
-    testimony = Testimony(dist.PrefixStore("testimony/", store), rank=rank, world_size=world_size)
+    activity = Activity()
+    testimony = Testimony(
+        dist.PrefixStore("testimony/", store),
+        rank=rank,
+        world_size=world_size,
+        activity=activity,
+        holder=_store_holder(store),
+        grace_s=min(3.0, sync.timeout_s / 2),
+    )
     collectives = Collectives(
         events=events,
         timeout_s=sync.timeout_s,
@@ -91,6 +109,7 @@ def open_run(
         host_of_rank=cluster.host_of_rank,
         blocks_host=device.type == "cpu",
         testimony=testimony,
+        activity=activity,
         fault_point=fault_point,
     )
     return RunContext(cluster, events, collectives, store, device, testimony)
@@ -104,40 +123,45 @@ def open_agreement(run: RunContext) -> Agreement:
         rank=run.rank,
         host_of_rank=run.cluster.host_of_rank,
         testimony=run.testimony,
+        activity=run.collectives.activity,
         fault_point=run.collectives.fault_point,
     )
-    return Agreement(blocking, run.cluster.world_size)
+    with blocking.opening("opening the agreement", run.world):
+        return Agreement(blocking, run.cluster.world_size)
 
 
 def open_gradient_all_reduce(run: RunContext, sync: SyncConfig) -> HierarchicalAllReduce:
     """Lanes, groups and shared memory for gradients; every rank calls it."""
-    return open_all_reduce(
-        run.cluster,
-        config=sync,
-        collectives=run.collectives,
-        device=run.device,
-        rank=run.rank,
-        store=run.store,
-    )
+    with run.collectives.opening("opening the gradients' groups", run.world):
+        return open_all_reduce(
+            run.cluster,
+            config=sync,
+            collectives=run.collectives,
+            device=run.device,
+            rank=run.rank,
+            store=run.store,
+        )
 
 
 def wrap_data_parallel(
     module: torch.nn.Module,
     all_reduce: HierarchicalAllReduce,
+    sparse: SparseAllReduce | None = None,
     *,
+    run: RunContext,
     parallel: ParallelConfig,
     sync: SyncConfig,
-    device: torch.device,
     extra: Mapping[str, object],
-) -> DistributedDataParallel:
+) -> DataParallel:
     """Wrap a module so that its gradients are averaged by ``all_reduce``; every rank calls it.
 
     Args:
-        module: On ``device`` already.
-        all_reduce: How buckets travel.
+        module: On the run's device already.
+        all_reduce: How dense buckets travel.
+        sparse: How sparse buckets travel; see :func:`open_sparse_all_reduce`.
+        run: For the seam and the device.
         parallel: Options of the wrapper.
         sync: For the size of buckets.
-        device: Where the module lives.
         extra: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`, as the user gave them.
     """
     arguments: dict[str, object] = {
@@ -149,13 +173,22 @@ def wrap_data_parallel(
     }
     if not parallel.broadcast_buffers:  # torch 2.13 warns of it by name, also at its default
         arguments["broadcast_buffers"] = False
-    stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext()
-    with stream:  # https://pytorch.org/docs/stable/notes/cuda.html#id5: grads are accumulated on a side stream
-        wrapped = DistributedDataParallel(
-            module, device_ids=[device.index] if device.type == "cuda" else None, **arguments
+    on_cuda = run.device.type == "cuda"
+    stream = torch.cuda.stream(torch.cuda.Stream(run.device)) if on_cuda else contextlib.nullcontext()
+    # https://pytorch.org/docs/stable/notes/cuda.html#id5: grads are accumulated on a side stream
+    with stream, run.collectives.opening("wrapping the model", run.world):
+        wrapped = DataParallel(
+            module, operation=run.operation, device_ids=[run.device.index] if on_cuda else None, **arguments
         )
-    AllReduceScheme(all_reduce).attach(wrapped)
+    AllReduceScheme(all_reduce, sparse).attach(wrapped)
     return wrapped
+
+
+def open_sparse_all_reduce(run: RunContext, module: torch.nn.Module) -> SparseAllReduce | None:
+    """A lane and a group for the module's sparse gradients, if it has any; every rank calls it."""
+    if not has_sparse_gradients(module):
+        return None
+    return SparseAllReduce(run.collectives, run.cluster.world_size)
 
 
 def _default_group() -> dist.ProcessGroup:
@@ -170,5 +203,18 @@ def _own_store(rank: int) -> dist.Store:
     A connection of its own, because a rank may read it in a thread while another waits in the first one.
     """
     default = dist.distributed_c10d._get_default_store()  # the store has no public accessor
-    generation = default.add(f"hierdist/generation/{rank}", 1)
-    return dist.PrefixStore(f"hierdist/{generation}/", default.clone())
+    try:
+        generation = default.add(f"hierdist/generation/{rank}", 1)
+        return dist.PrefixStore(f"hierdist/{generation}/", default.clone())  # type: ignore[attr-defined]  # torch's stub
+    except dist.DistError as error:
+        raise PeerLostError(
+            f"rank {rank} lost the store of the rendezvous, which rank 0 or the launcher holds: {error}"
+        ) from error
+
+
+def _store_holder(store: dist.Store) -> int | None:
+    """The rank in whose process the store lives, if it is in one: rank 0, unless TorchElastic's agent keeps it."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    in_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return 0 if isinstance(store, dist.TCPStore) and not in_agent else None

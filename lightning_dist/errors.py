@@ -53,7 +53,13 @@ class LaunchError(HierDistError, RuntimeError):
 
 
 class CollectiveError(HierDistError, RuntimeError):
-    """An operation between ranks failed."""
+    """An operation between ranks failed.
+
+    Attributes:
+        is_named: Whether the message names this rank, its host and the operation already; the seam names each once.
+    """
+
+    is_named: bool = False
 
 
 class CollectiveTimeoutError(CollectiveError):

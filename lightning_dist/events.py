@@ -76,7 +76,9 @@ class EventStream:
         self._events: deque[Event] = deque(maxlen=capacity)
         self._sinks: tuple[Sink, ...] = ()
 
-    def span(self, name: str, start_ns: int, *, lane: str = "main", end_ns: int | None = None, **attributes: Any) -> None:
+    def span(
+        self, name: str, start_ns: int, *, lane: str = "main", end_ns: int | None = None, **attributes: Any
+    ) -> None:
         """Record something that began at ``start_ns`` and ends at ``end_ns`` (now, if not given)."""
         end = self.clock_ns() if end_ns is None else end_ns
         self._emit(Event(EventKind.SPAN, name, self.step, self.rank, lane, start_ns, end, 0.0, attributes))

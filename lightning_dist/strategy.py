@@ -46,6 +46,7 @@ from lightning_dist.data.agreed import agreed_loader
 from lightning_dist.errors import CollectiveError, unknown_option
 from lightning_dist.events import EventStream
 from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.sparse import SparseAllReduce
 from lightning_dist.launch import RankLauncher
 from lightning_dist.parent_watch import watch_parent
 
@@ -110,20 +111,19 @@ class HierDistStrategy(ParallelStrategy):
         )
         self.sync_config = resolve("sync", sync, SyncConfig, SYNC_PRESETS)
         if timeout is not None:
-            self.sync_config = _replace(self.sync_config, timeout_s=timeout.total_seconds())
+            self.sync_config = dataclasses.replace(self.sync_config, timeout_s=timeout.total_seconds())
         self.topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
         self.events = EventStream()
-        self._forward_redirection = _ManualOptimizationRedirection()
+        self._forward_redirection = _DDPForwardRedirection()
         self._num_nodes = 1
         self._process_group_backend = process_group_backend
         self._start_method = start_method
+        self._layer_sync_applied = False
         self._run: build.RunContext | None = None
         self._all_reduce: HierarchicalAllReduce | None = None
+        self._sparse: SparseAllReduce | None = None
         self._agreement: Agreement | None = None
         self._stop_vote: DelayedVote | None = None
-        self._sigterm_received = False
-        self._static_graph_flushed = False
-        self._wrapped_parameters: tuple[int, ...] = ()
         watch_parent()
 
     # -- who and where ------------------------------------------------------------------------------------------------
@@ -200,6 +200,11 @@ class HierDistStrategy(ParallelStrategy):
             device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
         self.events.rank = self.global_rank
+        # Before the user's setup hooks run: what they raise can be told to the others, and what they ask of the loaders
+        # (Trainer.estimated_stepping_batches) needs the ranks' agreement.
+        self._run = build.open_run(self.topology_config, self.sync_config, events=self.events, device=self.root_device)
+        if self.world_size > 1:
+            self._agreement = build.open_agreement(self._run)
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Place the model, wrap it if it is to be trained, and make the optimizers."""
@@ -207,12 +212,9 @@ class HierDistStrategy(ParallelStrategy):
         assert self.model is not None
         self.accelerator.setup(trainer)
         is_fitting = trainer.state.fn == TrainerFn.FITTING
-        if self._run is None:
-            self._run = build.open_run(
-                self.topology_config, self.sync_config, events=self.events, device=self.root_device
-            )
         if is_fitting and self._layer_sync:
             self.model = self._layer_sync.apply(self.model)
+            self._layer_sync_applied = True
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         if is_fitting:
@@ -226,15 +228,15 @@ class HierDistStrategy(ParallelStrategy):
 
     def _open_training(self, trainer: pl.Trainer) -> None:
         assert self._run is not None
+        assert self.lightning_module is not None
         self._all_reduce = build.open_gradient_all_reduce(self._run, self.sync_config)
+        self._sparse = build.open_sparse_all_reduce(self._run, self.lightning_module)
         if self.world_size > 1:
-            self._agreement = self._agreement or build.open_agreement(self._run)
             self._stop_vote = DelayedVote(build.open_agreement(self._run))
             self._take_over_sigterm(trainer)
         self._wrap_model()
 
     def _wrap_model(self) -> None:
-        """Wrap what is trained; anew when other parameters than before want gradients (finetuning callbacks)."""
         assert self._run is not None
         assert self._all_reduce is not None
         assert self.lightning_module is not None
@@ -242,13 +244,12 @@ class HierDistStrategy(ParallelStrategy):
         self.model = build.wrap_data_parallel(
             self.lightning_module,
             self._all_reduce,
+            self._sparse,
+            run=self._run,
             parallel=self.parallel_config,
             sync=self.sync_config,
-            device=self.root_device,
             extra=self._ddp_arguments,
         )
-        self._wrapped_parameters = _trained(self.lightning_module)
-        self._static_graph_flushed = False
 
     def model_to_device(self) -> None:
         """Move the model to this rank's device."""
@@ -258,20 +259,16 @@ class HierDistStrategy(ParallelStrategy):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Stamp events with the step, and follow parameters that were frozen or unfrozen since the last batch."""
+        """Stamp events with the step; wrap the model anew if other parameters than before want gradients (finetuning)."""
         assert self.lightning_module is not None
         self.events.step = self.lightning_module.global_step
-        if self._wrapped_parameters != _trained(self.lightning_module) and isinstance(
-            self.model, DistributedDataParallel
-        ):
+        if isinstance(self.model, DataParallel) and not self.model.covers(self.lightning_module):
             self._wrap_model()
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         """Prepare the reducer, which under manual optimization does not see the forward's end."""
-        if not isinstance(self.model, DistributedDataParallel):
-            return
         assert self.lightning_module is not None
-        if not self.lightning_module.automatic_optimization:
+        if isinstance(self.model, DataParallel) and not self.lightning_module.automatic_optimization:
             prepare_for_backward(self.model, closure_loss)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -281,17 +278,14 @@ class HierDistStrategy(ParallelStrategy):
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         """Flush the reducer after the first backward of a static graph under manual optimization."""
-        model, module = self.model, self.lightning_module
-        if not isinstance(model, DistributedDataParallel) or module is None or module.automatic_optimization:
-            return
-        if model.static_graph and not self._static_graph_flushed:
-            model.reducer._delay_all_reduce()
-            self._static_graph_flushed = True
+        assert self.lightning_module is not None
+        if isinstance(self.model, DataParallel) and not self.lightning_module.automatic_optimization:
+            self.model.flush_static_graph()
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
         """Keep gradients local inside, as under accumulation."""
-        if isinstance(self.model, DistributedDataParallel):
+        if isinstance(self.model, DataParallel):
             with self.model.no_sync():
                 yield
         else:
@@ -325,8 +319,8 @@ class HierDistStrategy(ParallelStrategy):
         self._sync_buffers()
 
     def _sync_buffers(self) -> None:
-        if isinstance(self.model, DistributedDataParallel) and self.model.will_sync_module_buffers():
-            self.model._sync_buffers()
+        if isinstance(self.model, DataParallel):
+            self.model.sync_buffers()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
@@ -386,11 +380,8 @@ class HierDistStrategy(ParallelStrategy):
 
     @contextlib.contextmanager
     def _operation(self, name: str) -> Generator[None, None, None]:
-        if self._run is None:
+        with self._run.operation(name) if self._run is not None else contextlib.nullcontext():
             yield
-        else:
-            with self._run.collectives.operation(name, self._run.world):
-                yield
 
     # -- stopping -----------------------------------------------------------------------------------------------------
 
@@ -399,70 +390,66 @@ class HierDistStrategy(ParallelStrategy):
 
         Lightning 2.6 asks rank 0 in a blocking broadcast before each batch, does not hear the other ranks, and broadcasts
         once more from inside its signal handler. Here the handler only takes note, and a vote whose result is read one
-        step later, so that nobody waits for it, tells everybody.
+        step later, so that nobody waits for it, tells everybody. Lightning registers the handler after this, beside the
+        user's and SLURM's, and removes it at the end.
         """
-        self._sigterm_received = False
+        trainer._signal_connector._sigterm_notifier_fn = self._note_sigterm  # type: ignore[method-assign]
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = self._vote_on_stopping  # type: ignore[method-assign]
-        if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
-            signal.signal(signal.SIGTERM, self._note_sigterm)
 
-    def _note_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        del signum, frame
-        self._sigterm_received = True
+    def _note_sigterm(self, signum: object, frame: object) -> None:
+        if self._stop_vote is not None:
+            self._stop_vote.wish()
 
     def _vote_on_stopping(self) -> None:
         assert self._stop_vote is not None
         assert self._run is not None
-        ranks = self._stop_vote.cast(self._sigterm_received)
+        assert self.lightning_module is not None
+        ranks = self._stop_vote.cast()
         if ranks:
-            assert self.lightning_module is not None
             self.lightning_module.trainer._signal_connector.received_sigterm = True
-            raise SIGTERMException(f"SIGTERM received by {', '.join(self._run.collectives.where(r) for r in ranks)}")
+            stopped = SIGTERMException(f"SIGTERM received by {', '.join(map(self._run.collectives.where, ranks))}")
+            stopped.code = None  # a message would otherwise turn the exit status, 0 under Lightning's ddp, into 1
+            raise stopped
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain what the reducer says of unused parameters, and let the other ranks know why this one ends."""
-        if "Expected to have finished reduction in the prior iteration" in str(exception):
-            exception.args = (
-                "Some parameters took no part in producing the loss that training_step returned. If that is intended, "
-                "let them be found: strategy='hierdist_find_unused_parameters_true', or "
-                "HierDistStrategy(find_unused_parameters=True), or parallel.find_unused_parameters=true. "
-                f"The reducer said: {exception.args[0] if exception.args else ''}",
-            )
-        if self._run is not None and not isinstance(exception, CollectiveError | KeyboardInterrupt | SystemExit):
+        _explain_unused_parameters(exception)
+        if isinstance(exception, SIGTERMException):  # all ranks stop at this step
+            return
+        if self._run is not None and not isinstance(exception, CollectiveError):
             self._run.leave_word(exception)
-        if self._all_reduce is not None and not isinstance(exception, SystemExit):
+        if self._all_reduce is not None:
             self._all_reduce.abort(f"{type(exception).__name__}: {exception}")
 
     def teardown(self) -> None:
         """Unwrap the model, end lanes and groups. Safe to call twice."""
-        if isinstance(self.model, DistributedDataParallel):
+        if isinstance(self.model, DataParallel):
             self.model = self.lightning_module
-        if self._layer_sync and self.model is not None:
+        if self._layer_sync_applied and self._layer_sync is not None and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
-        self._close_training()
-        super().teardown()
+        self._layer_sync_applied = False
+        try:
+            super().teardown()
+        finally:
+            self._close_run()
 
-    def _close_training(self) -> None:
-        vote, self._stop_vote = self._stop_vote, None
-        if vote is not None:
-            with contextlib.suppress(CollectiveError):
-                vote.finish()
-        if self._all_reduce is not None:
-            self._all_reduce.close()
-        self._all_reduce = None
-        self._agreement = None
-        self._run = None
-
-
-def _trained(module: torch.nn.Module) -> tuple[int, ...]:
-    """Identity of the parameters that want gradients."""
-    return tuple(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
+    def _close_run(self) -> None:
+        opened = (self._stop_vote, self._all_reduce, self._sparse, self._agreement, self._run)
+        self._stop_vote = self._all_reduce = self._sparse = self._agreement = self._run = None
+        for part in opened:
+            if part is not None:
+                part.close()
 
 
-def _replace(config: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(config, **changes)
+def _explain_unused_parameters(exception: BaseException) -> None:
+    said = str(exception)
+    if "Expected to have finished reduction in the prior iteration" in said:
+        exception.args = (
+            "Some parameters took no part in producing the loss that training_step returned. If that is intended, "
+            "let them be found: strategy='hierdist_find_unused_parameters_true', or "
+            "HierDistStrategy(find_unused_parameters=True), or parallel.find_unused_parameters=true. "
+            f"The reducer said: {said}",
+        )
 
 
 def _with_overrides(config: ParallelConfig, arguments: Mapping[str, Any]) -> tuple[ParallelConfig, dict[str, Any]]:
@@ -472,19 +459,7 @@ def _with_overrides(config: ParallelConfig, arguments: Mapping[str, Any]) -> tup
         for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
         if name in arguments
     }
-    return _replace(config, **ours), {name: value for name, value in arguments.items() if name not in ours}
-
-
-class _ManualOptimizationRedirection(_ForwardRedirection):
-    """Under manual optimization the reducer is prepared in :meth:`HierDistStrategy.pre_backward`, not by the forward."""
-
-    def on_after_inner_forward(self, wrapper_module: torch.nn.Module, original_module: pl.LightningModule) -> None:
-        if isinstance(wrapper_module, DistributedDataParallel) and not original_module.automatic_optimization:
-            wrapper_module.require_backward_grad_sync = False
-
-    def on_after_outer_forward(self, wrapper_module: torch.nn.Module, original_module: pl.LightningModule) -> None:
-        if isinstance(wrapper_module, DistributedDataParallel) and not original_module.automatic_optimization:
-            wrapper_module.require_backward_grad_sync = True
+    return dataclasses.replace(config, **ours), {name: value for name, value in arguments.items() if name not in ours}
 
 
 # torch.compile(LightningModule) is allowed for a list of classes only (lightning.pytorch.utilities.compile); what it needs
@@ -520,5 +495,3 @@ def register_strategies(registry: Any) -> None:
                 start_method=start_method,
                 **arguments,
             )
-
-

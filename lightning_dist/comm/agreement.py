@@ -1,7 +1,7 @@
 """Small decisions that all ranks take alike: does anyone want to stop, has everyone a batch?
 
-An exchange moves eight bytes a rank over a group of its own (Gloo on CPU memory, also beside NCCL, so that a decision never
-waits for the device). It can be started in one step and read in the next, which hides it entirely.
+An exchange moves eight bytes a rank over a group of its own (Gloo on CPU memory, also beside NCCL, so that a decision
+never waits for the device). It can be started in one step and read in the next, which hides it entirely.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from lightning_dist.comm.collectives import Collectives, Pending, RankGroup
 from lightning_dist.comm.groups import destroy, make_group
+from lightning_dist.errors import CollectiveError
 
 
 class Exchange:
@@ -22,7 +23,7 @@ class Exchange:
 
     def wait(self) -> list[int]:
         """Block until done. Returns one number a rank, by global rank."""
-        self._pending.wait(span_from_wait=True)
+        self._pending.wait_late()
         return [int(value) for value in self._said.tolist()]
 
 
@@ -45,13 +46,13 @@ class Agreement:
             timeout_s=collectives.timeout_s,
             backend="gloo",
         )
-        assert group is not None, "every rank is in it"
-        self._group: RankGroup = group
+        self._group: RankGroup | None = group
 
     def start(self, number: int) -> Exchange:
         """Say a number."""
         said = torch.zeros(self._world_size, dtype=torch.int64)
         said[self._collectives.rank] = number
+        assert self._group is not None, "every rank is in it, until it is closed"
         return Exchange(self._collectives.start_all_reduce(said, self._group, dist.ReduceOp.SUM), said)
 
     def exchange(self, number: int) -> list[int]:
@@ -59,29 +60,44 @@ class Agreement:
         return self.start(number).wait()
 
     def close(self) -> None:
-        """Release the group."""
-        destroy([self._group])
+        """Release the group. Safe to call twice."""
+        if self._group is not None:
+            destroy([self._group])
+        self._group = None
 
 
 class DelayedVote:
-    """A yes/no that any rank may raise, known to all one call later, without waiting on the training path.
+    """A wish that any rank may have, known to all at the same call, without waiting on the training path.
+
+    What a rank says in one call is read in the next, when it has long arrived.
 
     Args:
-        agreement: How ranks hear each other; used by nothing else meanwhile.
+        agreement: How ranks hear each other; used by nothing else meanwhile, and closed with this.
     """
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
         self._under_way: Exchange | None = None
+        self._wished = False
 
-    def cast(self, raised: bool) -> list[int]:
-        """Say whether this rank raises it now; returns the ranks that raised it at the previous call, alike everywhere."""
+    def wish(self) -> None:
+        """Have the wish from now on; no collective, fit for a signal handler."""
+        self._wished = True
+
+    def cast(self) -> list[int]:
+        """Say whether this rank has the wish; the ranks that had it at the previous call, alike everywhere.
+        Collective."""
         previous = self._under_way.wait() if self._under_way is not None else []
-        self._under_way = self._agreement.start(int(raised))
+        self._under_way = self._agreement.start(int(self._wished))
         return [rank for rank, said in enumerate(previous) if said]
 
-    def finish(self) -> None:
-        """Wait for what is under way, so that nothing is left on the network."""
-        if self._under_way is not None:
-            self._under_way.wait()
-            self._under_way = None
+    def close(self) -> None:
+        """Wait for what is under way, so that nothing is left on the network, and release the group. Safe twice."""
+        under_way, self._under_way = self._under_way, None
+        try:
+            if under_way is not None:
+                under_way.wait()
+        except CollectiveError:  # a peer is gone; whoever waits for it says so
+            pass
+        finally:
+            self._agreement.close()

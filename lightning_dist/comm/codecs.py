@@ -1,7 +1,7 @@
 """What crosses the slow leg: how a part is encoded for the network.
 
-A codec says how many bytes a value costs on the wire, and turns values into what is sent and back. Sums are taken in fp32 on
-decoded values and rounded once, so that the error does not grow with the number of hosts.
+A codec says how many bytes a value costs on the wire, and turns values into what is sent and back. Sums are taken in
+fp32 on decoded values and rounded once, so that the error does not grow with the number of hosts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The seam: every operation between ranks goes through here.
 
-It is the one place that knows the deadline, emits an event for each operation, lets a fault plan strike, and turns what the
-backend says when something breaks into an error that names rank, host and operation. Nothing else in the package calls
-``torch.distributed`` collectives.
+It is the one place that knows the deadline, emits an event for each operation, lets a fault plan strike, and turns what
+the backend says when something breaks into an error that names rank, host and operation. Nothing else in the package
+calls ``torch.distributed`` collectives.
 
 Sums are sums: nothing here averages. Gloo's AVG is not to be trusted, so callers divide.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,13 +19,17 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.testimony import Testimony
+from lightning_dist.comm.testimony import Activity, Testimony
 from lightning_dist.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.events import EventStream
 
 FaultPoint = Callable[[str, str, int], None]
 """Called with (operation, label of its group, rank) before each operation; may raise, sleep or kill, as a test's fault
 plan says."""
+
+
+_BETWEEN_RANKS = ("gloo", "nccl", "connection", "timed out", "timeout", "socket", "peer")
+_SHOWN_PEERS = 8
 
 
 @dataclass(frozen=True)
@@ -75,20 +79,26 @@ class Pending:
         self._size_bytes = size
         self._start_ns = owner.events.clock_ns()
 
-    def wait(self, *, span_from_wait: bool = False, **attributes: Any) -> None:
-        """Block until done; on CUDA only the current stream waits.
+    def wait(self, **attributes: Any) -> None:
+        """Block until done; on CUDA only the current stream waits. The event spans from start to end.
 
         Args:
-            span_from_wait: Let the event begin now instead of at the start: for what may be done long since.
             **attributes: What else the event should say.
 
         Raises:
             CollectiveTimeoutError: A peer did not answer within the deadline.
             PeerLostError: A peer died or closed its connection.
         """
+        self._wait(self._start_ns, attributes)
+
+    def wait_late(self) -> None:
+        """:meth:`wait` for what may be done long since: the event spans the waiting only."""
+        self._wait(self._owner.events.clock_ns(), {})
+
+    def _wait(self, start_ns: int, attributes: Mapping[str, Any]) -> None:
         owner, group = self._owner, self._group
-        start_ns = owner.events.clock_ns() if span_from_wait else self._start_ns
-        with owner.translated(self._operation, group):
+        waiting = owner.activity.waiting(f"{self._operation} on {group.label!r}")
+        with owner.translated(self._operation, group), waiting:
             for work in self._works:
                 if owner.blocks_host:
                     work.wait(owner.deadline)
@@ -115,6 +125,7 @@ class Collectives:
         host_of_rank: Host name of each global rank, for messages.
         blocks_host: Whether waiting blocks the calling thread (Gloo) or only its CUDA stream (NCCL).
         testimony: Where ranks leave word of what failed, to tell the dead from the bereaved.
+        activity: What this rank waits for is written down here, for the testimony's witness.
         fault_point: Called before each operation.
     """
 
@@ -127,6 +138,7 @@ class Collectives:
         host_of_rank: Sequence[str],
         blocks_host: bool = True,
         testimony: Testimony | None = None,
+        activity: Activity | None = None,
         fault_point: FaultPoint | None = None,
     ) -> None:
         self.events = events
@@ -136,6 +148,7 @@ class Collectives:
         self.host_of_rank = tuple(host_of_rank)
         self.blocks_host = blocks_host
         self.testimony = testimony
+        self.activity = activity or Activity()
         self.fault_point = fault_point
         self._first_failure: CollectiveError | None = None
         self._failure_lock = threading.Lock()
@@ -191,14 +204,15 @@ class Collectives:
         sends: Sequence[tuple[int, torch.Tensor]],
         receives: Sequence[tuple[int, torch.Tensor]],
         group: RankGroup,
-    ) -> list[Work]:
+    ) -> Sequence[Work]:
         pg = group.process_group
         operations = [dist.P2POp(dist.irecv, t, group.ranks[i], pg) for i, t in receives if t.numel()]
         operations += [dist.P2POp(dist.isend, t, group.ranks[i], pg) for i, t in sends if t.numel()]
         return dist.batch_isend_irecv(operations) if operations else []
 
     def start_reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, group: RankGroup) -> Pending:
-        """Begin the backend's own reduce-scatter (SUM) of equal parts; ``output`` may be this rank's part of ``tensor``.
+        """Begin the backend's own reduce-scatter (SUM) of equal parts; ``output`` may be this rank's part of
+        ``tensor``.
 
         Args:
             output: [n / size], this rank's part.
@@ -228,7 +242,7 @@ class Collectives:
         """Run the body as one operation of ``group``: fault point before, event around, errors translated."""
         self._strike(name, group)
         start_ns = self.events.clock_ns()
-        with self.translated(name, group):
+        with self.translated(name, group), self.activity.waiting(f"{name} on {group.label!r}"):
             yield
         self.events.span(
             f"comm.{group.label}", start_ns, lane=group.label, operation=name, tier=group.tier, **attributes
@@ -236,16 +250,33 @@ class Collectives:
 
     @contextmanager
     def translated(self, operation: str, group: RankGroup) -> Iterator[None]:
-        """Turn a backend's error into one of our tree that names rank, host, operation and suspects."""
+        """Turn what breaks in the body into an error of our tree that names rank, host, operation and who is lost.
+
+        Nested uses translate once. What is no failure between ranks (no memory left, a type the backend does not know)
+        becomes a plain :class:`~lightning_dist.errors.CollectiveError`, and the others learn that it is this rank's
+        own.
+        """
         try:
             yield
-        except CollectiveError as error:
-            self._remember(error)
-            raise
         except (RuntimeError, OSError) as error:
+            if isinstance(error, CollectiveError) and error.is_named:
+                raise
             translated = self._translate(error, operation, group)
+            translated.is_named = True
             self._remember(translated)
             raise translated from error
+
+    @contextmanager
+    def opening(self, what: str, group: RankGroup) -> Iterator[None]:
+        """Around what makes groups or wraps a model: translates what breaks between ranks, lets other errors pass."""
+        try:
+            with self.activity.waiting(what):
+                yield
+        except (RuntimeError, OSError) as error:
+            if not (isinstance(error, CollectiveError) or _is_between_ranks(error, str(error))):
+                raise
+            with self.translated(what, group):
+                raise
 
     def where(self, rank: int) -> str:
         """``rank 3 (host b)``."""
@@ -260,18 +291,34 @@ class Collectives:
             if self._first_failure is None:
                 self._first_failure = error
 
-    def _translate(self, error: BaseException, operation: str, group: RankGroup) -> CollectiveError:
-        text = str(error)
-        timed_out = "timed out" in text.lower() or "timeout" in text.lower()
-        what = (
-            f"no answer within {self.timeout_s:g} s (sync.timeout_s)" if timed_out else "a peer closed its connection"
-        )
-        peers = ", ".join(self.where(rank) for rank in group.peers)
-        message = f"{self.where(self.rank)}: {operation} on group {group.label!r} failed: {what}; peers: {peers}."
+    def _translate(self, error: RuntimeError | OSError, operation: str, group: RankGroup) -> CollectiveError:
+        text = str(error) or type(error).__name__
+        what = f"{operation} on group {group.label!r}"
+        kind: type[CollectiveError]
+        if isinstance(error, CollectiveError):
+            kind, said = type(error), text.rstrip(".")
+        elif not _is_between_ranks(error, text):
+            if self.testimony is not None:
+                self.testimony.post(f"{what}: {type(error).__name__}: {text}", own_fault=True)
+            return CollectiveError(f"{self.where(self.rank)}: {what} failed: {type(error).__name__}: {text}")
+        elif "timed out" in text.lower() or "timeout" in text.lower():
+            kind, said = CollectiveTimeoutError, f"no answer within {self.timeout_s:g} s (sync.timeout_s)"
+        else:
+            kind, said = PeerLostError, "a peer closed its connection"
+        message = f"{self.where(self.rank)}: {what} failed: {said}."
         if self.testimony is not None:
-            message += " " + self.testimony.verdict(f"{operation} on {group.label!r}: {what}", self.where)
-        message += f" Backend said: {text.splitlines()[0][:300] if text else type(error).__name__}"
-        return CollectiveTimeoutError(message) if timed_out else PeerLostError(message)
+            verdict = self.testimony.verdict(f"{what}: {said}", self.where)
+            message += "" if verdict in message else f" {verdict}"
+        if group.peers and not isinstance(error, CollectiveError):
+            message += f" Peers in the group: {', '.join(self.where(rank) for rank in group.peers[:_SHOWN_PEERS])}"
+            message += f" and {len(group.peers) - _SHOWN_PEERS} more." if len(group.peers) > _SHOWN_PEERS else "."
+            message += f" Backend said: {text.splitlines()[0].split('. This is typically')[0][:300]}"
+        return kind(message)
+
+
+def _is_between_ranks(error: RuntimeError | OSError, text: str) -> bool:
+    """Whether a backend's error is about other ranks. Gloo raises plain RuntimeErrors, known by its source's path."""
+    return isinstance(error, dist.DistError | OSError) or any(word in text.lower() for word in _BETWEEN_RANKS)
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:

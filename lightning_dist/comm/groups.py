@@ -3,9 +3,10 @@
 Every lane gets groups of its own: two lanes that shared one could enter it in different orders on different ranks.
 
 Note: every rank makes every group, also those it is not in.
-    A group's name, by which its members find each other, comes from a counter that each rank keeps for itself; for who is not
-    a member the call only counts. (``use_local_synchronization`` lets others stay away, but its names count the groups that a
-    rank is in, so members with different numbers of groups wait for each other under different names; seen on torch 2.13.)
+    A group's name, by which its members find each other, comes from a counter that each rank keeps for itself; for who
+    is not a member the call only counts. (``use_local_synchronization`` lets others stay away, but its names count the
+    groups that a rank is in, so members with different numbers of groups wait for each other under different names;
+    seen on torch 2.13.)
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def make_group(
     return RankGroup(tuple(ranks), tuple(ranks).index(rank), process_group, label, tier)
 
 
-def make_leg_group(leg: Leg, *, rank: int, label: str, timeout_s: float, backend: str | None = None) -> RankGroup | None:
+def make_leg_group(
+    leg: Leg, *, rank: int, label: str, timeout_s: float, backend: str | None = None
+) -> RankGroup | None:
     """Make all groups of one leg; every rank of the world calls it, in the same order.
 
     Returns:
@@ -52,9 +55,7 @@ def make_leg_group(leg: Leg, *, rank: int, label: str, timeout_s: float, backend
     own: RankGroup | None = None
     for ranks in leg.groups:
         if len(ranks) > 1:
-            group = make_group(
-                ranks, rank=rank, label=label, tier=leg.tier.value, timeout_s=timeout_s, backend=backend
-            )
+            group = make_group(ranks, rank=rank, label=label, tier=leg.tier.value, timeout_s=timeout_s, backend=backend)
             own = group if group is not None else own
     return own
 

@@ -1,8 +1,9 @@
 """Hierarchical all-reduce: legs in a row, chunks in a pipeline.
 
-The tensor is cut into chunks. Each chunk is reduced inside the host, crosses between hosts, and is gathered inside the host;
-while one chunk crosses, the next is being reduced and the one before gathered. The legs and their lanes are chosen once, from
-the hierarchy and the device; after that every tensor goes the same way, so that all ranks are in the same order.
+The tensor is cut into chunks. Each chunk is reduced inside the host, crosses between hosts, and is gathered inside the
+host; while one chunk crosses, the next is being reduced and the one before gathered. The legs and their lanes are
+chosen once, from the hierarchy and the device; after that every tensor goes the same way, so that all ranks are in the
+same order.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from lightning_dist.config import SyncConfig
 from lightning_dist.topology import Cluster, Hierarchy, Tier, hierarchy_of
 from lightning_dist.topology.hierarchy import Leg as LegPlan
 
-_SLOTS = 4  # chunks on their way through a host's shared memory: one a lane, and one more so that no lane waits for another
+_SLOTS = (
+    4  # chunks on their way through a host's shared memory: one a lane, and one more so that no lane waits for another
+)
 _SLOT_ALIGNMENT = 64
 
 
@@ -80,6 +83,11 @@ class HierarchicalAllReduce:
         """Names of the lanes, in order."""
         return tuple(step.lane for step in self._steps)
 
+    @property
+    def description(self) -> str:
+        """The legs in words, from inside to outside."""
+        return "; then ".join(leg.description for leg in self._legs)
+
     def start(
         self, tensor: torch.Tensor, *, mean: bool = False, attributes: dict[str, int] | None = None
     ) -> Future[torch.Tensor]:
@@ -91,12 +99,10 @@ class HierarchicalAllReduce:
             attributes: What the events should say, e.g. ``{"bucket": 3}``.
 
         Returns:
-            A future of ``tensor``; it fails with a :class:`~lightning_dist.errors.CollectiveError`. On CUDA the future's
-            ``wait`` makes the current stream wait.
+            A future of ``tensor``; it fails with a :class:`~lightning_dist.errors.CollectiveError`. On CUDA the
+            future's ``wait`` makes the current stream wait.
         """
-        future: Future[torch.Tensor] = (
-            Future(devices=[self._device]) if self._device.type == "cuda" else Future()
-        )
+        future: Future[torch.Tensor] = Future(devices=[self._device]) if self._device.type == "cuda" else Future()
         flat, is_copy = _flat(tensor)
         if flat.numel() == 0 or self._world_size == 1:
             future.set_result(tensor)

@@ -1,12 +1,12 @@
 """Ordered lanes: one FIFO a phase, so that each process group sees the same order of operations on every rank.
 
-A piece of work (a chunk of a bucket) is a list of steps, one for each lane. A lane runs its steps strictly in the order in
-which the pieces were submitted and hands each piece to the next lane, so while one piece crosses the network the next is
-reduced inside the host. Because a lane alone uses its process group, the order of a group's operations is the order of
-submission, whatever the threads do.
+A piece of work (a chunk of a bucket) is a list of steps, one for each lane. A lane runs its steps strictly in the order
+in which the pieces were submitted and hands each piece to the next lane, so while one piece crosses the network the
+next is reduced inside the host. Because a lane alone uses its process group, the order of a group's operations is the
+order of submission, whatever the threads do.
 
-On CPU a lane is a thread. On CUDA a lane is a stream: submitting enqueues all steps at once, an event orders them between
-streams, and no thread and no host synchronisation is involved.
+On CPU a lane is a thread. On CUDA a lane is a stream: submitting enqueues all steps at once, an event orders them
+between streams, and no thread and no host synchronisation is involved.
 
 Note [Why not future.then]
     Starting a collective from another collective's ``future.then`` deadlocks: callbacks run in the order in which the
@@ -131,8 +131,8 @@ class StreamPipeline:
     """Lanes that are CUDA streams, for CUDA tensors.
 
     ``submit`` makes the first lane wait for the caller's current stream, so tensors written there may be read. Whoever
-    uses the result must wait for ``done``'s stream; :class:`torch.futures.Future` with ``devices`` does so by itself when
-    its result is set inside ``done``.
+    uses the result must wait for ``done``'s stream; :class:`torch.futures.Future` with ``devices`` does so by itself
+    when its result is set inside ``done``.
     """
 
     def __init__(self, names: Sequence[str], device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """The legs of a hierarchical all-reduce: each takes a chunk one level up or down.
 
-An inner leg sums a tensor over its group and leaves each of the first ``width`` members with one part (reduce), and later
-brings the parts back to all members (gather). The top leg sums each part over its owners. A leg is a few steps, each run by
-the lane of its name; a step of one chunk runs while other steps of its neighbours do.
+An inner leg sums a tensor over its group and leaves each of the first ``width`` members with one part (reduce), and
+later brings the parts back to all members (gather). The top leg sums each part over its owners. A leg is a few steps,
+each run by the lane of its name; a step of one chunk runs while other steps of its neighbours do.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ class Leg(Protocol):
     def down(self) -> Sequence[NamedStep]:
         """Steps that bring the result back, in order."""
 
+    @property
+    def description(self) -> str:
+        """What it does, by what means; a few words for people."""
+
     def abort(self, reason: str) -> None:
         """Free whoever waits in this leg, here and at the peers."""
 
@@ -102,9 +106,9 @@ class SharedMemoryLeg:
     """An in-host leg on CPU: every rank copies its chunk into its window, owners sum, everybody copies the result out.
 
     Three channels of signals order the accesses to a slot: ``FILLED`` (a member has copied its chunk in; to owners),
-    ``SUMMED`` (an owner has finished its part; to all) and ``TAKEN`` (a member has copied the part out, so the owner may
-    fill its slot again; to owners). A member that owns nothing may fill its slot again once it has the result, for then
-    every owner has read it.
+    ``SUMMED`` (an owner has finished its part; to all) and ``TAKEN`` (a member has copied the part out, so the owner
+    may fill its slot again; to owners). A member that owns nothing may fill its slot again once it has the result, for
+    then every owner has read it.
 
     Args:
         memory: The host's shared memory, with windows of ``slots`` x ``slot_bytes``.
@@ -153,6 +157,11 @@ class SharedMemoryLeg:
         """See :class:`Leg`."""
         return (NamedStep("gather", self._gather),)
 
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        return f"in each host through shared memory, {self._width} part(s)"
+
     def abort(self, reason: str) -> None:
         """See :class:`Leg`."""
         self._memory.abort(reason)
@@ -171,9 +180,7 @@ class SharedMemoryLeg:
     def _reduce_into_window(self, chunk: Chunk, source: torch.Tensor) -> torch.Tensor | None:
         memory, sequence, fingerprint = self._memory, chunk.sequence, _fingerprint(chunk, source)
         if not self._free_slots.acquire(timeout=memory.timeout_s):
-            raise CollectiveTimeoutError(
-                f"no chunk left shared memory within {memory.timeout_s:g} s (sync.timeout_s)"
-            )
+            raise CollectiveTimeoutError(f"no chunk left shared memory within {memory.timeout_s:g} s (sync.timeout_s)")
         if self._is_owner and sequence >= self._slots:
             for member in self._others:
                 memory.wait(member, self.TAKEN, sequence - self._slots, 0)
@@ -247,7 +254,8 @@ class SharedMemoryLeg:
 
 
 _DTYPES = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.int32,
+    torch.int64,
 )  # fmt: skip
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(_DTYPES, start=1)}
 
@@ -259,10 +267,11 @@ def _fingerprint(chunk: Chunk, tensor: torch.Tensor) -> int:
 
 
 class ProcessGroupLeg:
-    """An inner leg over a process group: Gloo where ranks do not share memory, NCCL on CUDA, and all legs between hosts.
+    """An inner leg over a process group: Gloo where ranks do not share memory, NCCL on CUDA, and all legs between
+    hosts.
 
-    On NCCL equal parts go through its own reduce-scatter and all-gather; else parts travel point to point, which on Gloo
-    moves the fewest bytes (its reduce-scatter moves as many as an all-reduce) and serves any number of owners.
+    On NCCL equal parts go through its own reduce-scatter and all-gather; else parts travel point to point, which on
+    Gloo moves the fewest bytes (its reduce-scatter moves as many as an all-reduce) and serves any number of owners.
 
     Args:
         collectives: The seam.
@@ -302,6 +311,12 @@ class ProcessGroupLeg:
     def down(self) -> Sequence[NamedStep]:
         """See :class:`Leg`."""
         return (NamedStep(f"{self._label}gather", self._gather),)
+
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        where = "across the hosts of a switch" if self._label else "in each host"
+        return f"{where} by the backend, {self._width} part(s)"
 
     def abort(self, reason: str) -> None:
         """See :class:`Leg`. The backend's own deadline frees its waits."""
@@ -376,9 +391,7 @@ class AllReduceLeg:
         is_only: Whether there is no inner leg, so that this leg scales also what must be scaled first.
     """
 
-    def __init__(
-        self, *, collectives: Collectives, group: RankGroup | None, max_in_flight: int, is_only: bool
-    ) -> None:
+    def __init__(self, *, collectives: Collectives, group: RankGroup | None, max_in_flight: int, is_only: bool) -> None:
         self._collectives = collectives
         self._group = group
         self._is_only = is_only
@@ -394,6 +407,12 @@ class AllReduceLeg:
         """See :class:`Leg`."""
         return ()
 
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        size = self._group.size if self._group else "the owning"
+        return f"all-reduce among {size} ranks"
+
     def abort(self, reason: str) -> None:
         """See :class:`Leg`."""
         self._in_flight.release()
@@ -408,9 +427,10 @@ class AllReduceLeg:
         if self._is_only and chunk.scale is not None and chunk.scale_first:
             part.mul_(chunk.scale)
         if self._collectives.blocks_host and not self._in_flight.acquire(timeout=self._collectives.timeout_s):
-            raise CollectiveTimeoutError(
-                f"no all-reduce on {self._group.label!r} ended within {self._collectives.timeout_s:g} s (sync.timeout_s)"
-            )
+            with self._collectives.translated("all_reduce", self._group):
+                raise CollectiveTimeoutError(
+                    f"none of those under way ended within {self._collectives.timeout_s:g} s (sync.timeout_s)"
+                )
         op = dist.ReduceOp.MAX if chunk.maximum else dist.ReduceOp.SUM
         chunk.pending = self._collectives.start_all_reduce(part, self._group, op)
 
@@ -430,8 +450,8 @@ class EncodedLeg:
     """The top leg with a codec: parts cross encoded, are summed decoded in fp32, and cross back encoded.
 
     Each owner first receives its sub-part from all others and sums it (exact but for the encoding of what it received),
-    rounds the sum once, then sends it to all others. Every owner, the summing one too, takes the rounded sum, so that the
-    result is the same on all ranks to the bit. The two halves are steps of two lanes with a group each.
+    rounds the sum once, then sends it to all others. Every owner, the summing one too, takes the rounded sum, so that
+    the result is the same on all ranks to the bit. The two halves are steps of two lanes with a group each.
 
     Args:
         collectives: The seam.
@@ -465,6 +485,12 @@ class EncodedLeg:
     def down(self) -> Sequence[NamedStep]:
         """See :class:`Leg`."""
         return ()
+
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        size = self._scatter_group.size if self._scatter_group else "the owning"
+        return f"all-reduce among {size} ranks as {self._codec.name}"
 
     def abort(self, reason: str) -> None:
         """See :class:`Leg`. The backend's own deadline frees its waits."""

@@ -1,8 +1,9 @@
 """Hierarchical reduce-scatter and all-gather: index r of the world gets, or gives, shard r, for any placement of ranks.
 
-The legs are those of :mod:`~lightning_dist.comm.hierarchical`, used in part: a reduce-scatter goes out through the inner legs,
-across, and back in only where hosts are uneven; an all-gather goes the same way backwards. Segments travel point to point, so
-that a host sends M(H-1)/H bytes and not what an all-reduce would (Gloo's own reduce-scatter moves twice that).
+The legs are those of :mod:`~lightning_dist.comm.hierarchical`, used in part: a reduce-scatter goes out through the
+inner legs, across, and back in only where hosts are uneven; an all-gather goes the same way backwards. Segments travel
+point to point, so that a host sends M(H-1)/H bytes and not what an all-reduce would (Gloo's own reduce-scatter moves
+twice that).
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class HierarchicalScatter:
 
         def start(piece: slice) -> _Segments:
             chunk = rows[:, piece].contiguous()
-            if scale_first:
+            if scale is not None and scale_first:
                 chunk = chunk * scale
             return _Segments(tuple(range(self._world_size)), chunk, {"chunk": piece.start // columns})
 

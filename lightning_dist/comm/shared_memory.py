@@ -1,12 +1,14 @@
 """Memory that the ranks of a host share, and the signals that order their access to it.
 
-Each rank owns a window: anonymous memory (``memfd``) whose descriptor it hands to its peers over a Unix socket. So there is
-no name in the file system that a crash could leave behind, no limit of ``/dev/shm`` to run into, and being able to connect
-is the proof that two ranks share memory: in different containers, or on different hosts of one name, they cannot.
+Each rank owns a window: anonymous memory (``memfd``) whose descriptor it hands to its peers over a Unix socket. So
+there is no name in the file system that a crash could leave behind, no limit of ``/dev/shm`` to run into, and being
+able to connect is the proof that two ranks share memory: in different containers, or on different hosts of one name,
+they cannot.
 
-The same sockets carry the signals. Waiting for one blocks in the kernel (no polling: with more ranks than cores, a rank that
-spins takes the core its peer needs), has a deadline, and ends at once when the peer dies, because its socket closes. A rank
-that fails says why before it closes, so that its peers name the rank that failed first and not the one that told them.
+The same sockets carry the signals. Waiting for one blocks in the kernel (no polling: with more ranks than cores, a rank
+that spins takes the core its peer needs), has a deadline, and ends at once when the peer dies, because its socket
+closes. A rank that fails says why before it closes, so that its peers name the rank that failed first and not the one
+that told them.
 """
 
 from __future__ import annotations
@@ -81,9 +83,7 @@ class HostMemory:
                 if peer is not None:
                     _set_deadline(peer, timeout_s)
 
-    def signal(
-        self, member: int, channel: int, sequence: int, fingerprint: int, *, may_be_gone: bool = False
-    ) -> None:
+    def signal(self, member: int, channel: int, sequence: int, fingerprint: int, *, may_be_gone: bool = False) -> None:
         """Tell a member that step ``sequence`` of an operation is reached. Does not block.
 
         Args:
@@ -110,7 +110,7 @@ class HostMemory:
         """
         peer = self._socket(channel, member)
         try:
-            message = peer.recv(_MAX_MESSAGE)
+            message = _receive(peer)
         except BlockingIOError as error:
             raise CollectiveTimeoutError(
                 f"{self._describe(self.index)} waited {self.timeout_s:g} s (sync.timeout_s) for "
@@ -125,9 +125,9 @@ class HostMemory:
             raise PeerLostError(f"{self._describe(member)} reports: {message[_SIGNAL.size :].decode(errors='replace')}")
         if (got_sequence, got_fingerprint) != (sequence, fingerprint):
             raise CollectiveMismatchError(
-                f"{self._describe(member)} is at operation {got_sequence} of {got_fingerprint & 0xFFFFFFFF} bytes a chunk, "
-                f"{self._describe(self.index)} at operation {sequence} of {fingerprint & 0xFFFFFFFF}: the ranks' models "
-                "or their order of gradients differ"
+                f"{self._describe(member)} is at operation {got_sequence} of {got_fingerprint & 0xFFFFFFFF} bytes, "
+                f"{self._describe(self.index)} at operation {sequence} of {fingerprint & 0xFFFFFFFF}: the ranks' "
+                "models or their order of gradients differ"
             )
 
     def abort(self, reason: str) -> None:
@@ -163,7 +163,8 @@ class HostMemory:
             return PeerLostError(f"{self._describe(self.index)} gave up: {self._aborted}")
         detail = f" ({os.strerror(error.errno)})" if error is not None and error.errno else ""
         return PeerLostError(
-            f"{self._describe(self.index)} lost {self._describe(member)}: its process ended or closed the connection{detail}"
+            f"{self._describe(self.index)} lost {self._describe(member)}: "
+            f"its process ended or closed the connection{detail}"
         )
 
 
@@ -181,7 +182,8 @@ def open_host_memory(
     """Open the shared memory of the ranks of one host; every member calls it.
 
     The calls in order: each member publishes an address (all); connects to every member before it and accepts every
-    member after it, handing over its window (pairs); publishes whether that worked, and reads what the others say (all).
+    member after it, handing over its window (pairs); publishes whether that worked, and reads what the others say
+    (all).
 
     Args:
         store: Shared by the members; the keys are prefixed by the caller.
@@ -252,7 +254,9 @@ def _connect(
         on_failure.callback(os.close, own_fd)
         sockets: list[list[socket.socket | None]] = [[None] * size for _ in range(channels)]
         on_failure.callback(_close_all, sockets)
-        for peer in range(index):  # a refused connection must be known to the other side at once, hence before accepting
+        for peer in range(
+            index
+        ):  # a refused connection must be known to the other side at once, hence before accepting
             for channel in range(channels):
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 sockets[channel][peer] = connection
@@ -351,6 +355,14 @@ def _map(fd: int, size_bytes: int) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
+def _receive(peer: socket.socket) -> bytes:
+    """The next message. A peer that closed without having read all shows first as a reset, before what it had sent."""
+    try:
+        return peer.recv(_MAX_MESSAGE)
+    except ConnectionResetError:
+        return peer.recv(_MAX_MESSAGE)
+
+
 def _set_deadline(peer: socket.socket, timeout_s: float) -> None:
     """One system call a wait: the kernel keeps the deadline (EAGAIN) instead of a poll before each receive."""
     peer.setblocking(True)
@@ -367,5 +379,3 @@ def _close_all(sockets: Sequence[Sequence[Any]]) -> None:
             if peer is not None:
                 with contextlib.suppress(OSError):
                     peer.close()
-
-

@@ -1,38 +1,104 @@
-"""Who is missing: ranks leave word of a failure in the store, and who leaves none is the suspect.
+"""Who is missing: ranks leave word of a failure in the store, and who neither does nor answers is the suspect.
 
-When a rank dies, its neighbours in a collective see an error at once and, by ending, make their own neighbours fail. Each of
-them knows only that "a peer" is gone. So every rank that fails posts what it saw and waits a moment for the others: those who
-say nothing are dead or stuck, and a rank that raised an error of its own says so.
+When a rank dies, its neighbours in a collective see an error at once and, by ending, make their own neighbours fail.
+Each of them knows only that "a peer" is gone. So a rank that fails leaves word of what it saw and rings for the others.
+A thread of each rank, the witness, hears the bell and answers what its rank is doing, also while that waits in a
+collective or computes. Who answers nothing is dead, stopped or cut off; who answers that it waits for nobody is who the
+others wait for; and a rank that ended by an error of its own says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 
 import torch.distributed as dist
+
+_FOREVER = timedelta(days=365)
+_POLL_S = 0.05
+
+
+class Activity:
+    """What a rank waits for, and what it last did; the seam keeps it, for the witness to tell."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, str] = {}  # by thread
+        self._last: tuple[str, float] | None = None
+        self._main = threading.get_ident()
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Mark that this thread waits for other ranks inside the body."""
+        thread = threading.get_ident()
+        self._waits[thread] = what
+        try:
+            yield
+        finally:
+            self._waits.pop(thread, None)
+            self._last = (what, time.monotonic())
+
+    def describe(self) -> tuple[bool, str]:
+        """Whether it waits for other ranks, and in words what it does."""
+        waits = list(self._waits.values())
+        if waits:
+            return True, "waits in " + ", ".join(dict.fromkeys(waits))
+        last = self._last
+        since = f"; its last operation, {last[0]}, ended {time.monotonic() - last[1]:.1f} s ago" if last else ""
+        return False, f"is at {_position(self._main)}, in no operation between ranks{since}"
 
 
 class Testimony:
     """Statements of ranks about a failure, kept in a store.
 
+    The store is used by one thread at a time of this process; the witness has a connection of its own.
+
     Args:
-        store: Shared by all ranks; its keys are prefixed here.
+        store: Shared by all ranks; its keys are prefixed by the caller.
         rank: This process's global rank.
         world_size: Number of ranks.
-        grace_s: How long to wait for the others' statements, in seconds.
+        activity: What this rank is doing.
+        holder: The rank whose process holds the store; ``None`` if another process, or a file, does.
+        grace_s: How long to wait for the others' answers, in seconds.
     """
 
     __test__ = False  # not a test class, whatever its name begins with
 
-    def __init__(self, store: dist.Store, *, rank: int, world_size: int, grace_s: float = 3.0) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        *,
+        rank: int,
+        world_size: int,
+        activity: Activity | None = None,
+        holder: int | None = None,
+        grace_s: float = 3.0,
+    ) -> None:
         self._store = store
         self._rank = rank
         self._world_size = world_size
+        self._holder = holder
         self._grace_s = grace_s
-        self._posted = False
+        self._lock = threading.Lock()
+        self._posted: bool | None = None  # whether the store took it
+        self._verdict: str | None = None
+        own_connection: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stub
+        self._witness = threading.Thread(
+            target=_witness,
+            args=(own_connection, rank, activity or Activity()),
+            name="hierdist-witness",
+            daemon=True,
+        )
+        self._witness.start()
+        self._dismiss = weakref.finalize(self, _dismiss, store, rank, self._witness, grace_s)
+        self._dismiss.atexit = False  # a daemon thread needs no farewell at exit
 
     def post(self, statement: str, *, own_fault: bool = False) -> None:
         """Leave word, once; later calls change nothing. Gives up silently when the store is gone.
@@ -41,47 +107,112 @@ class Testimony:
             statement: What this rank saw.
             own_fault: Whether the failure began here (an exception of the user's code), not at a peer.
         """
-        if self._posted:
-            return
-        self._posted = True
-        value = json.dumps({"statement": statement[:500], "own_fault": own_fault})
-        _bounded(lambda: self._store.set(_key(self._rank), value), self._grace_s)
+        with self._lock:
+            self._post(statement, own_fault)
 
     def verdict(self, statement: str, where: Callable[[int], str]) -> str:
-        """Post, wait for the others, and say who began it.
+        """Post, wait for the others, and say who began it. Later calls give the first one's answer.
 
         Args:
             statement: What this rank saw.
             where: Turns a rank into words.
         """
-        self.post(statement)
+        with self._lock:
+            if self._verdict is None:
+                self._verdict = self._judge(statement, where)
+            return self._verdict
+
+    def close(self) -> None:
+        """End the witness. Safe to call twice."""
+        self._dismiss()
+
+    def _post(self, statement: str, own_fault: bool) -> bool:
+        if self._posted is None:
+            value = json.dumps({"statement": statement[:500], "own_fault": own_fault})
+
+            def leave_word_and_ring() -> None:
+                self._store.set(_failed(self._rank), value)
+                if self._store.add("rung", 1) == 1:
+                    for rank in range(self._world_size):
+                        self._store.set(_bell(rank), "ring")
+
+            self._posted = _bounded(leave_word_and_ring, self._grace_s)
+        return self._posted
+
+    def _judge(self, statement: str, where: Callable[[int], str]) -> str:
         heard: dict[int, dict[str, object]] = {}
-        reached = _bounded(lambda: self._collect(heard), 2 * self._grace_s)
+        reached = self._post(statement, own_fault=False)
+        if not (reached and _bounded(lambda: self._collect(heard), 2 * self._grace_s)):
+            return self._without_store(where)
         for rank, said in sorted(heard.items()):
-            if said["own_fault"]:
+            if said.get("own_fault"):
                 return f"{where(rank)} ended with an error of its own: {said['statement']}."
         silent = [rank for rank in range(self._world_size) if rank != self._rank and rank not in heard]
-        if not reached:
-            return "The store of the rendezvous does not answer: the process that holds it (rank 0 or the launcher) is lost."
-        if not silent:
-            return "All ranks report the failure; none is missing."
-        return f"Not heard from within {self._grace_s:g} s: {', '.join(where(rank) for rank in silent)}."
+        if silent:
+            names = ", ".join(where(rank) for rank in silent)
+            return f"Lost: {names} (no answer within {self._grace_s:g} s: dead, stopped or cut off)."
+        idle = [f"{where(rank)} {said['doing']}" for rank, said in sorted(heard.items()) if said.get("idle")]
+        if idle:
+            return f"Waited for: {'; '.join(idle)}."
+        return "All ranks are alive and report the failure or wait."
+
+    def _without_store(self, where: Callable[[int], str]) -> str:
+        if self._holder is None:
+            return "The store of the rendezvous does not answer: the launcher that holds it has ended or is cut off."
+        holder = where(self._holder)
+        return f"The store of the rendezvous does not answer: {holder}, which holds it, is dead, stopped or cut off."
 
     def _collect(self, heard: dict[int, dict[str, object]]) -> None:
+        """Read what ranks say until all have spoken, or the time is up; a statement counts for more than an answer."""
         give_up = time.monotonic() + self._grace_s
+        others = [rank for rank in range(self._world_size) if rank != self._rank]
         while True:
-            for rank in range(self._world_size):
-                if rank not in heard and rank != self._rank and self._store.check([_key(rank)]):
-                    heard[rank] = json.loads(self._store.get(_key(rank)))
-            if len(heard) >= self._world_size - 1 or time.monotonic() >= give_up:
+            for rank in others:
+                for key in (_failed(rank), _alive(rank)):
+                    if "statement" not in heard.get(rank, {}) and self._store.check([key]):
+                        heard[rank] = {**heard.get(rank, {}), **json.loads(self._store.get(key))}
+            if any(said.get("own_fault") for said in heard.values()):
                 return
-            if any(said["own_fault"] for said in heard.values()):
+            for said in heard.values():
+                said["idle"] = "statement" not in said and not said["waits"]
+            if len(heard) == len(others) or time.monotonic() >= give_up:
                 return
-            time.sleep(0.05)
+            time.sleep(_POLL_S)
 
 
-def _key(rank: int) -> str:
+def _witness(store: dist.Store, rank: int, activity: Activity) -> None:
+    """Wait for the bell, then say what this rank does. The store's end, or the bell's other word, ends it."""
+    with contextlib.suppress(Exception):  # the store is gone with its server
+        store.wait([_bell(rank)], _FOREVER)
+        if store.get(_bell(rank)) == b"ring":
+            waits, doing = activity.describe()
+            store.set(_alive(rank), json.dumps({"waits": waits, "doing": doing}))
+
+
+def _dismiss(store: dist.Store, rank: int, witness: threading.Thread, timeout_s: float) -> None:
+    if witness.is_alive():
+        _bounded(lambda: store.set(_bell(rank), "dismissed"), timeout_s)
+        witness.join(timeout_s)
+
+
+def _position(thread: int) -> str:
+    """File, line and function in which a thread is."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "its end"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _failed(rank: int) -> str:
     return f"failed/{rank}"
+
+
+def _alive(rank: int) -> str:
+    return f"alive/{rank}"
+
+
+def _bell(rank: int) -> str:
+    return f"bell/{rank}"
 
 
 def _bounded(action: Callable[[], object], timeout_s: float) -> bool:

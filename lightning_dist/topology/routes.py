@@ -2,13 +2,14 @@
 
 Note: ways.
     In a reduce-scatter every rank holds one segment for each rank, its destination. Going out, each inner leg sums the
-    segments over its group and leaves each with one owner; the top leg sums them over hosts (or switches) and leaves each
-    where its destination lives; coming back in, the inner legs hand each segment to the member that leads to its
+    segments over its group and leaves each with one owner; the top leg sums them over hosts (or switches) and leaves
+    each where its destination lives; coming back in, the inner legs hand each segment to the member that leads to its
     destination. Where hosts are even, owner and destination are the same rank and nothing is handed over. An all-gather
     runs the same way backwards.
 
-    The owner of a segment at a leg is chosen by its destination's place (its index in its host, then its host's index under
-    its switch) modulo the leg's width, so that all groups of a leg agree without talking, whatever the order of ranks.
+    The owner of a segment at a leg is chosen by its destination's place (its index in its host, then its host's index
+    under its switch) modulo the leg's width, so that all groups of a leg agree without talking, whatever the order of
+    ranks.
 """
 
 from __future__ import annotations

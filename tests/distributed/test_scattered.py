@@ -56,7 +56,9 @@ def scatter_and_gather(context: RankContext, topology: dict[str, Any], chunk_byt
         if not torch.allclose(mean, strided.reshape(n, 3, 2)[context.rank] * (n + 1) / 2):
             problems.append("mean of a non-contiguous tensor")
         large = torch.full((n * 3,), 60000.0, dtype=torch.float16)
-        if not torch.isfinite(scatter.reduce_scatter(torch.empty(3, dtype=torch.float16), large, mean=True).wait()).all():
+        if not torch.isfinite(
+            scatter.reduce_scatter(torch.empty(3, dtype=torch.float16), large, mean=True).wait()
+        ).all():
             problems.append("fp16 mean overflows")
     finally:
         scatter.close()

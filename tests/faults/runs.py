@@ -59,12 +59,11 @@ def sum_until_failure(
     config = SyncConfig(**{**SYNC, **(sync or {})})
     ending = Ending()
     with contextlib.ExitStack() as stack:
-        run = build.open_run(
-            TopologyConfig(), config, events=events, device=torch.device("cpu"), fault_point=point
-        )
-        all_reduce = build.open_gradient_all_reduce(run, config)
-        stack.callback(all_reduce.close)
         try:
+            run = build.open_run(TopologyConfig(), config, events=events, device=torch.device("cpu"), fault_point=point)
+            stack.callback(run.close)
+            all_reduce = build.open_gradient_all_reduce(run, config)
+            stack.callback(all_reduce.close)
             for _ in range(STEPS):
                 point("step", "main", context.rank)
                 time.sleep(pace_s)
@@ -76,7 +75,6 @@ def sum_until_failure(
             kind = type(error).__name__ if isinstance(error, HierDistError) else f"foreign {type(error).__name__}"
             struck_s = [strike.at_s for strike in strikes(context.tmp_path)]
             ending = Ending(kind, str(error), time.monotonic() - min(struck_s, default=time.monotonic()))
-            all_reduce.abort(f"{kind}: {error}")
         start_s = time.monotonic()
     close_s = time.monotonic() - start_s
     with contextlib.suppress(RuntimeError):

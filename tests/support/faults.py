@@ -42,8 +42,8 @@ class Fault:
 
     Attributes:
         rank: Whom it hits.
-        kind: ``kill`` (SIGKILL to itself), ``stop`` (SIGSTOP to itself, for good), ``pause`` (SIGSTOP, and SIGCONT after
-            ``pause_s``), ``raise`` (:class:`InjectedError`).
+        kind: ``kill`` (SIGKILL to itself), ``stop`` (SIGSTOP to itself, for good), ``pause`` (SIGSTOP, and SIGCONT
+            after ``pause_s``), ``raise`` (:class:`InjectedError`).
         operation: Name of the operation at the seam, e.g. ``"all_reduce"``.
         group: Label of the operation's group, e.g. ``"cross"``; any, if empty.
         nth: Which call of it on that rank, from 1.
@@ -100,7 +100,9 @@ class FaultPoint:
         with self._lock:
             for key in ((operation, group), (operation, "")):
                 self._calls[key] += 1
-            due = [f for f in self._faults if self._calls[operation, f.group] == f.nth and self._is_at(f, operation, group)]
+            due = [
+                f for f in self._faults if self._calls[operation, f.group] == f.nth and self._is_at(f, operation, group)
+            ]
             self._faults = [fault for fault in self._faults if fault not in due]
         for fault in due:
             self._strike(fault)

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from hydra import compose, initialize
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
@@ -49,8 +50,9 @@ def test_what_fits_is_accepted(environ: dict[str, str], devices: int, nodes: int
             {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
             3,
             1,
-            "torchrun has started 4 ranks (WORLD_SIZE=4, 2 on this host), but the Trainer asks for devices=3 x num_nodes=1 "
-            "= 3 ranks. Write Trainer(devices=2, num_nodes=2), or start torchrun with --nnodes=1 --nproc-per-node=3.",
+            "torchrun has started 4 ranks (WORLD_SIZE=4, 2 on this host), but the Trainer asks for devices=3 x "
+            "num_nodes=1 = 3 ranks. Write Trainer(devices=2, num_nodes=2), or start torchrun with --nnodes=1 "
+            "--nproc-per-node=3.",
         ),
         (
             {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "1"},
@@ -74,10 +76,8 @@ def hydra_job() -> Any:
     """Make a job as Hydra would set it up; returns the task's config."""
 
     def make(task: dict[str, Any], *, chdir: bool = False) -> DictConfig:
-        from hydra import compose, initialize_config_module
-
-        with initialize_config_module("hydra.conf", version_base="1.3"):
-            config = compose("config", return_hydra_config=True)
+        with initialize(config_path=None, version_base="1.3"):
+            config = compose(None, return_hydra_config=True)
         OmegaConf.set_struct(config, False)
         OmegaConf.set_readonly(config.hydra, False)
         config.hydra.runtime.output_dir = "/runs/1"
@@ -86,9 +86,7 @@ def hydra_job() -> Any:
         config.hydra.job.name = "app"
         config.merge_with(OmegaConf.create(task))
         HydraConfig.instance().set_config(config)
-        task_config = OmegaConf.create(task)
-        task_config._set_parent(None)
-        return task_config
+        return OmegaConf.create(task)
 
     setup_globals()
     yield make

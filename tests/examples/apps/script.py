@@ -22,7 +22,17 @@ elif mode == "fail-rank-1":
 elif mode == "fail-rank-0":
     trainer(max_steps=20).fit(Tiny(fail_on_rank=0), loader())
 elif mode == "forever":
-    trainer(max_steps=-1, max_epochs=-1).fit(Tiny(), loader(workers=1))
+
+    class Marked(Tiny):
+        def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
+            if batch_idx == 3 and rank == 0:
+                (folder / "step3").touch()
+
+    trainer(max_steps=-1, max_epochs=-1).fit(Marked(), loader(workers=1))
+elif mode == "two-nodes":
+    trained = trainer(num_nodes=2)
+    trained.fit(Tiny(), loader())
+    write_down(folder, trained)
 elif mode == "slow-import":
     if rank:
         time.sleep(60)  # before any of our code runs in the child

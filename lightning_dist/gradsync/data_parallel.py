@@ -1,0 +1,70 @@
+"""DistributedDataParallel as the strategy needs it: buffers go through the seam, and it knows what it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class DataParallel(DistributedDataParallel):
+    """A module whose gradients are averaged over ranks; every rank makes it, and calls its collective methods, alike.
+
+    Args:
+        module: On its device already.
+        operation: Opens the seam around an operation of the default process group, given the operation's name.
+        **arguments: Those of :class:`~torch.nn.parallel.DistributedDataParallel`.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, operation: Callable[[str], AbstractContextManager[None]], **arguments: Any
+    ) -> None:
+        super().__init__(module, **arguments)
+        self._operation = operation
+        self._covered = _trained(module)
+        self._static_graph_flushed = False
+        self._static_graph_recorded = False
+
+    def covers(self, module: nn.Module) -> bool:
+        """Whether the parameters that want gradients now are those it was made for, or, if unused ones are looked for,
+        among them.
+        """
+        trained = _trained(module)
+        return trained <= self._covered if self.find_unused_parameters else trained == self._covered
+
+    def flush_static_graph(self) -> None:
+        """Launch what a static graph's first backward held back; under manual optimization nobody else does. Once."""
+        if self.static_graph and not self._static_graph_flushed:
+            self.reducer._delay_all_reduce()
+            self._static_graph_flushed = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep the gradients of backward passes inside local; not the very first of a static graph.
+
+        The reducer records a static graph in the first backward that it takes part in, and fails (an internal assert, torch
+        2.13) if it took no part in one before. What was averaged early is averaged again at the window's end, to the same.
+        """
+        if self.static_graph and not self._static_graph_recorded:
+            self._static_graph_recorded = True
+            yield
+        else:
+            with super().no_sync():
+                yield
+
+    def sync_buffers(self) -> None:
+        """Give every rank the buffers of rank 0, if it was made to; collective."""
+        if self.will_sync_module_buffers():
+            self._sync_buffers()
+
+    def _sync_buffers(self) -> None:  # also called by the forward
+        with self._operation("broadcast of buffers"):
+            super()._sync_buffers()
+
+
+def _trained(module: nn.Module) -> frozenset[int]:
+    """Identity of the parameters that want gradients."""
+    return frozenset(id(parameter) for parameter in module.parameters() if parameter.requires_grad)

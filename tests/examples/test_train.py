@@ -1,0 +1,110 @@
+"""examples/train.py as a user runs it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fresh import Command, FreshRanks, run_script
+from tests.support.processes import REPO_ROOT, free_port
+
+TRAIN = REPO_ROOT / "examples" / "train.py"
+SHORT = [
+    "model=gpt-tiny",
+    "trainer=debug",
+    "trainer.devices=2",
+    "trainer.logger=true",
+    "sample_bytes=8",
+    "name=t",
+]
+DEADLINE_S = 180
+
+
+def train(*overrides: str, cwd: Path) -> Any:
+    return run_script([TRAIN, *SHORT, *overrides], cwd=cwd, deadline_s=DEADLINE_S, env={"COLUMNS": "200"})
+
+
+def outputs(cwd: Path) -> Path:
+    (folder,) = (cwd / "outputs" / "t").iterdir()
+    return folder
+
+
+def test_it_trains_reports_and_writes(tmp_path: Path) -> None:
+    result = train("checkpoint=full", "checkpoint.every_n_steps=1", cwd=tmp_path).check()
+    for name in ("training loss", "validation loss", "bits per byte, validation", "samples/s", "parameters", "outputs"):
+        assert result.stdout.count(name) == 1, name  # rank 0 only
+    assert re.search(r"steps\s*│\s*3 ", result.stdout)
+    assert re.search(r"ranks\s*│\s*2 ", result.stdout)
+    folder = outputs(tmp_path)
+    assert str(folder) in result.stdout
+    assert list((folder / "tensorboard").glob("events.*"))
+    assert (folder / "sample.txt").read_text(encoding="utf-8").startswith("The ")
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+
+    more = train("trainer.max_steps=5", f"ckpt_path={folder}/checkpoints/last.ckpt", "name=more", cwd=tmp_path).check()
+    assert re.search(r"steps\s*│\s*5 ", more.stdout)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data=naive", "sync=flat"],
+        ["data=synthetic", "sync=bf16"],
+        ["model=mlp", "model.n_features=8", "data=synthetic"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_other_groups(overrides: list[str], tmp_path: Path) -> None:
+    result = train("checkpoint=off", *overrides, cwd=tmp_path).check()
+    assert "validation loss" in result.stdout
+
+
+def test_text_of_ones_own(tmp_path: Path) -> None:
+    texts = tmp_path / "my texts"
+    texts.mkdir()
+    (texts / "a.txt").write_bytes(b"hello world, " * 300)
+    (texts / "b.txt").write_bytes(b"again and again; " * 300)
+    train("checkpoint=off", f"data.path='{texts}'", cwd=tmp_path).check()
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    argv = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", TRAIN, *SHORT]
+    result = run_script([*argv, "checkpoint=off"], cwd=tmp_path, deadline_s=DEADLINE_S).check()
+    assert result.stdout.count("samples/s") == 1
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    argv = [TRAIN, *SHORT, "checkpoint=off", "trainer.devices=1", "trainer.num_nodes=2"]
+    with FreshRanks(Command(argv, {**meeting, "NODE_RANK": str(node)}, cwd=tmp_path) for node in range(2)) as nodes:
+        results = nodes.wait(deadline_s=DEADLINE_S)
+    assert [result.check().stdout.count("samples/s") for result in results] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("model=gpt-huge", ["gpt-huge", "gpt-small", "gpt-tiny", "mlp"]),
+        ("sync=fast", ["fast", "bf16", "flat", "hierarchical"]),
+        ("trainer.devicse=2", ["trainer.devicse is unknown", "devices"]),
+        ("sync.bucket_bytes=1", ["sync.bucket_bytes=1 bytes", "at least 1024 bytes"]),
+        ("data.path=/nowhere", ["data.path=/nowhere is neither a file nor a folder"]),
+        ("ckpt_path=/nowhere.ckpt", ["ckpt_path=/nowhere.ckpt does not exist"]),
+        ("data.batch_size=1000000", ["the text has", "lower data.batch_size"]),
+    ],
+)
+def test_a_mistake_is_named_before_any_process_starts(override: str, says: list[str], tmp_path: Path) -> None:
+    result = train(override, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "Traceback" not in result.output
+    assert "Initializing distributed" not in result.output
+    for text in says:
+        assert text in result.stderr
+
+
+def test_the_plain_script(tmp_path: Path) -> None:
+    result = run_script([REPO_ROOT / "examples" / "plain_script.py"], cwd=tmp_path, deadline_s=DEADLINE_S).check()
+    assert sorted(re.findall(r"rank \d of \d", result.stdout)) == ["rank 0 of 2", "rank 1 of 2"]
