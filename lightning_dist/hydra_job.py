@@ -32,8 +32,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lightning_dist.errors import LaunchError
 
-RERUN_WARNING = "Experimental rerun CLI option"  # what Hydra says in every process that reruns a job
-
 _RESOLVER_CALL = re.compile(r"\$\{\s*([A-Za-z_][\w.]*)\s*:")
 _NODE_REFERENCE = re.compile(r"\$\{[^:{}]*\}")
 _HYDRA_RESOLVERS = {"now", "hydra", "python_version"}

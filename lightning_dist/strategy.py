@@ -117,7 +117,7 @@ class HierDistStrategy(ParallelStrategy):
         self._forward_redirection = _DDPForwardRedirection()
         self._num_nodes = 1
         self._process_group_backend = process_group_backend
-        self._start_method = start_method
+        self.start_method = start_method
         self._layer_sync_applied = False
         self._run: build.RunContext | None = None
         self._all_reduce: HierarchicalAllReduce | None = None
@@ -172,10 +172,10 @@ class HierDistStrategy(ParallelStrategy):
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
-        if self._start_method == "popen":
+        if self.start_method == "popen":
             self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
         else:
-            self._launcher = _MultiProcessingLauncher(self, start_method=self._start_method)  # type: ignore[arg-type]
+            self._launcher = _MultiProcessingLauncher(self, start_method=self.start_method)  # type: ignore[arg-type]
 
     def set_world_ranks(self) -> None:
         """Tell the environment which rank this is; called by Lightning before and after launching."""

@@ -86,7 +86,8 @@ class DelayedVote:
 
     def cast(self) -> list[int]:
         """Say whether this rank has the wish; the ranks that had it at the previous call, alike everywhere.
-        Collective."""
+        Collective.
+        """
         previous = self._under_way.wait() if self._under_way is not None else []
         self._under_way = self._agreement.start(int(self._wished))
         return [rank for rank, said in enumerate(previous) if said]

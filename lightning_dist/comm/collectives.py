@@ -278,6 +278,14 @@ class Collectives:
             with self.translated(what, group):
                 raise
 
+    def own_failure(self, error: CollectiveError) -> CollectiveError:
+        """Leave word that the failure began on this rank; returns ``error``, whose message must name rank and host."""
+        error.is_named = True
+        if self.testimony is not None:
+            self.testimony.post(str(error), own_fault=True)
+        self._remember(error)
+        return error
+
     def where(self, rank: int) -> str:
         """``rank 3 (host b)``."""
         return f"rank {rank} (host {self.host_of_rank[rank]})"
@@ -298,9 +306,9 @@ class Collectives:
         if isinstance(error, CollectiveError):
             kind, said = type(error), text.rstrip(".")
         elif not _is_between_ranks(error, text):
-            if self.testimony is not None:
-                self.testimony.post(f"{what}: {type(error).__name__}: {text}", own_fault=True)
-            return CollectiveError(f"{self.where(self.rank)}: {what} failed: {type(error).__name__}: {text}")
+            return self.own_failure(
+                CollectiveError(f"{self.where(self.rank)}: {what} failed: {type(error).__name__}: {text}")
+            )
         elif "timed out" in text.lower() or "timeout" in text.lower():
             kind, said = CollectiveTimeoutError, f"no answer within {self.timeout_s:g} s (sync.timeout_s)"
         else:

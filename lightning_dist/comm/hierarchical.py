@@ -18,20 +18,15 @@ from torch.futures import Future
 
 from lightning_dist.comm.codecs import codec_of
 from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.group_legs import AllReduceLeg, EncodedLeg, ProcessGroupLeg
 from lightning_dist.comm.groups import destroy, make_leg_group
+from lightning_dist.comm.host_leg import SharedMemoryLeg
 from lightning_dist.comm.lanes import Pipeline, StreamPipeline, ThreadPipeline
-from lightning_dist.comm.legs import (
-    AllReduceLeg,
-    Chunk,
-    ChunkStep,
-    EncodedLeg,
-    Leg,
-    NamedStep,
-    ProcessGroupLeg,
-    SharedMemoryLeg,
-)
+from lightning_dist.comm.legs import Chunk, ChunkStep, Leg, NamedStep
 from lightning_dist.comm.shared_memory import open_host_memory
+from lightning_dist.comm.signatures import SignatureCheck
 from lightning_dist.config import SyncConfig
+from lightning_dist.errors import CollectiveError
 from lightning_dist.topology import Cluster, Hierarchy, Tier, hierarchy_of
 from lightning_dist.topology.hierarchy import Leg as LegPlan
 
@@ -51,6 +46,7 @@ class HierarchicalAllReduce:
         chunk_bytes: Largest chunk, in bytes.
         device: Where the tensors live.
         world_size: Number of ranks, by which a mean divides.
+        signatures: Makes sure that ranks ask for the same.
     """
 
     def __init__(
@@ -62,7 +58,9 @@ class HierarchicalAllReduce:
         chunk_bytes: int,
         device: torch.device,
         world_size: int,
+        signatures: SignatureCheck | None = None,
     ) -> None:
+        self._signatures = signatures
         self._legs = tuple(legs)
         self._groups = tuple(groups)
         self._collectives = collectives
@@ -103,6 +101,12 @@ class HierarchicalAllReduce:
             future's ``wait`` makes the current stream wait.
         """
         future: Future[torch.Tensor] = Future(devices=[self._device]) if self._device.type == "cuda" else Future()
+        if self._signatures is not None and self._world_size > 1:
+            try:
+                self._signatures.check(tensor, mean=mean)
+            except CollectiveError as error:
+                self.abort(str(error))
+                raise
         flat, is_copy = _flat(tensor)
         if flat.numel() == 0 or self._world_size == 1:
             future.set_result(tensor)
@@ -235,8 +239,15 @@ def open_all_reduce(
         legs.append(_open_top_leg(top, not inner, opening, groups))
     # A flat all-reduce over Gloo or NCCL pipelines by itself; cutting it into chunks only adds latency.
     chunk_bytes = config.chunk_bytes if inner or config.wire_dtype != "same" else 1 << 62
+    keys = dist.PrefixStore(f"hierdist/{purpose}/signatures/", store).clone()  # type: ignore[attr-defined]  # torch's stub
     return HierarchicalAllReduce(
-        legs, groups, collectives=collectives, chunk_bytes=chunk_bytes, device=device, world_size=cluster.world_size
+        legs,
+        groups,
+        collectives=collectives,
+        chunk_bytes=chunk_bytes,
+        device=device,
+        world_size=cluster.world_size,
+        signatures=SignatureCheck(keys, collectives=collectives, world_size=cluster.world_size),
     )
 
 

@@ -17,10 +17,9 @@ from torch.futures import Future
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy, make_leg_group
 from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
+from lightning_dist.comm.legs import sum_in_order
 from lightning_dist.topology import Cluster, hierarchy_of
 from lightning_dist.topology.routes import Hop, route_of
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -184,14 +183,9 @@ class HierarchicalScatter:
         sends = [(m, segments.of(hop.owned_by(m)).contiguous()) for m in range(group.size) if m != hop.index]
         self._exchange(sends, list(received.items()), group, "reduce_scatter", segments)
         terms = [own if m == hop.index else received[m] for m in range(group.size)]
-        half = own.dtype in _HALVES
-        total = terms[0].float() if half else terms[0].clone()
-        for term in terms[1:]:
-            if own.dtype is torch.bool:
-                total |= term
-            else:
-                total += term
-        segments.hold([(owned, total.to(own.dtype))])
+        total = torch.empty_like(own)
+        sum_in_order(terms, total, maximum=own.dtype is torch.bool)
+        segments.hold([(owned, total)])
 
     def _hand_in(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
         """In, after a sum: each owner hands its segments to the members that lead to their destinations."""

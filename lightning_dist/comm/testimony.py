@@ -97,7 +97,8 @@ class Testimony:
             daemon=True,
         )
         self._witness.start()
-        self._dismiss = weakref.finalize(self, _dismiss, store, rank, self._witness, grace_s)
+        self._unreachable = threading.Event()  # whoever waits for the store now, waits until its server ends
+        self._dismiss = weakref.finalize(self, _dismiss, store, rank, self._witness, self._unreachable, grace_s)
         self._dismiss.atexit = False  # a daemon thread needs no farewell at exit
 
     def post(self, statement: str, *, own_fault: bool = False) -> None:
@@ -137,6 +138,8 @@ class Testimony:
                         self._store.set(_bell(rank), "ring")
 
             self._posted = _bounded(leave_word_and_ring, self._grace_s)
+            if not self._posted:
+                self._unreachable.set()
         return self._posted
 
     def _judge(self, statement: str, where: Callable[[int], str]) -> str:
@@ -189,8 +192,10 @@ def _witness(store: dist.Store, rank: int, activity: Activity) -> None:
             store.set(_alive(rank), json.dumps({"waits": waits, "doing": doing}))
 
 
-def _dismiss(store: dist.Store, rank: int, witness: threading.Thread, timeout_s: float) -> None:
-    if witness.is_alive():
+def _dismiss(
+    store: dist.Store, rank: int, witness: threading.Thread, unreachable: threading.Event, timeout_s: float
+) -> None:
+    if witness.is_alive() and not unreachable.is_set():
         _bounded(lambda: store.set(_bell(rank), "dismissed"), timeout_s)
         witness.join(timeout_s)
 

@@ -1,7 +1,8 @@
 """A loader that ends on all ranks at once, however many batches each rank has.
 
-A rank that runs out of batches while others go on leaves them waiting in the gradient all-reduce. This loader asks everybody
-before each batch whether they have one; the ranks then stop together or raise together.
+A rank that runs out of batches while others go on leaves them waiting in the gradient all-reduce. Where every rank knows its
+number of batches, the loaders are cut to the smallest one beforehand. Where one does not, everybody is asked before each batch
+whether they have one; the ranks then stop together or raise together.
 """
 
 from __future__ import annotations
@@ -9,41 +10,55 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from lightning_dist.errors import UnevenInputsError
 
 Exchange = Callable[[int], list[int]]
 """Say a number, get everybody's by rank; a collective call."""
 
-_UNSIZED = -1
+_UNKNOWN = -1
+_NOTHING = object()
 
 
-class AgreedLoader:
-    """Wraps a loader so that every rank yields the same number of batches.
+def agreed_loader(loader: Any, *, exchange: Exchange, on_uneven: str) -> Any:
+    """The loader itself if all ranks surely have equally many batches, else one that ends on all ranks at once; collective.
 
     Args:
-        loader: This rank's loader.
-        exchange: How ranks hear each other. It is called once a batch, so it must not be shared with another thread.
-        on_uneven: ``stop`` (end with the shortest) or ``error``.
+        loader: This rank's loader; sized or not.
+        exchange: How ranks hear each other. It may be called once a batch, so it must not be shared with another thread.
+        on_uneven: ``stop`` or ``error``.
+
+    Raises:
+        UnevenInputsError: The lengths are known and differ, and ``on_uneven`` is ``error``.
     """
+    stated = _stated_length(loader)
+    lengths = exchange(_UNKNOWN if _may_be_wrong(loader) else stated)
+    if _UNKNOWN in lengths:
+        all_stated = exchange(stated)
+        length = None if _UNKNOWN in all_stated else min(all_stated)
+        return _with_optional_methods(AskingLoader(loader, exchange=exchange, on_uneven=on_uneven), length)
+    if len(set(lengths)) == 1:
+        return loader
+    if on_uneven == "error":
+        raise UnevenInputsError(_explain(lengths, exact=True))
+    return _with_optional_methods(CutLoader(loader, length=min(lengths)), min(lengths))
 
-    def __init__(self, loader: Any, *, exchange: Exchange, on_uneven: str) -> None:
+
+class _LoaderView:
+    """A loader, seen through; whatever is asked of it is the loader's own."""
+
+    def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self._exchange = exchange
-        self._on_uneven = on_uneven
 
-    def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self.loader)
-        nothing = object()
-        count = 0
-        while True:
-            batch = next(iterator, nothing)
-            have = self._exchange(int(batch is not nothing))
-            if not all(have):
-                if any(have) and self._on_uneven == "error":
-                    raise UnevenInputsError(_explain([count + int(h) for h in have], exact=False))
-                return
-            count += 1
-            yield batch
+    @property
+    def _iterator(self) -> Any:
+        """The loader's own iterator: Lightning resets it after it has ended the loader's workers."""
+        return self.loader._iterator
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        self.loader._iterator = iterator
 
     def __getattr__(self, name: str) -> Any:
         if name == "loader":  # not yet set: while being copied or unpickled
@@ -51,67 +66,80 @@ class AgreedLoader:
         return getattr(self.loader, name)
 
 
-class SizedAgreedLoader(AgreedLoader):
-    """The same where every rank knows its number of batches beforehand: nothing needs to be asked, only cut short."""
-
-    def __init__(self, loader: Any, *, length: int) -> None:
-        super().__init__(loader, exchange=lambda number: [number], on_uneven="stop")
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        # zip would take one more batch than it yields
-        iterator = iter(self.loader)
-        for _ in range(self._length):
-            yield next(iterator)
-
-
-def agreed_loader(loader: Any, *, exchange: Exchange, on_uneven: str) -> Any:
-    """The loader itself if all ranks have equally many batches, else one that ends on all ranks at once; collective.
+class AskingLoader(_LoaderView):
+    """Asks everybody before each batch; yields while all have one.
 
     Args:
-        loader: This rank's loader; sized or not.
+        loader: This rank's loader.
         exchange: How ranks hear each other.
-        on_uneven: ``stop`` or ``error``.
-
-    Raises:
-        UnevenInputsError: The lengths are known and differ, and ``on_uneven`` is ``error``.
+        on_uneven: ``stop`` (end with the shortest) or ``error``.
     """
-    lengths = exchange(_length_of(loader))
-    if _UNSIZED in lengths:
-        wrapped: AgreedLoader = AgreedLoader(loader, exchange=exchange, on_uneven=on_uneven)
-    elif len(set(lengths)) == 1:
-        return loader
-    elif on_uneven == "error":
-        raise UnevenInputsError(_explain(lengths, exact=True))
-    else:
-        wrapped = SizedAgreedLoader(loader, length=min(lengths))
-    return _with_state(wrapped)
+
+    def __init__(self, loader: Any, *, exchange: Exchange, on_uneven: str) -> None:
+        super().__init__(loader)
+        self._exchange = exchange
+        self._on_uneven = on_uneven
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = iter(self.loader)
+        count = 0
+        while True:
+            batch = next(iterator, _NOTHING)
+            have = self._exchange(int(batch is not _NOTHING))
+            if not all(have):
+                if any(have) and self._on_uneven == "error":
+                    raise UnevenInputsError(_explain([count + given for given in have], exact=False))
+                return
+            count += 1
+            yield batch
 
 
-def _length_of(loader: Any) -> int:
+class CutLoader(_LoaderView):
+    """Ends after a number of batches that every rank has.
+
+    Args:
+        loader: This rank's loader.
+        length: Number of batches.
+    """
+
+    def __init__(self, loader: Any, *, length: int) -> None:
+        super().__init__(loader)
+        self._length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = iter(self.loader)  # zip with a range would take one more batch than it yields
+        for index in range(self._length):
+            batch = next(iterator, _NOTHING)
+            if batch is _NOTHING:
+                raise UnevenInputsError(
+                    f"a training loader ended after {index} batches although its length is {len(self.loader)}; "
+                    "let __len__ tell the truth, or leave it out: the ranks then agree before each batch"
+                )
+            yield batch
+
+
+def _stated_length(loader: Any) -> int:
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
-        return _UNSIZED
+        return _UNKNOWN
 
 
-def _with_state(wrapped: AgreedLoader) -> AgreedLoader:
-    """Lightning saves the state of whatever has the two methods on its type, so they exist only where the loader has them."""
-    if not (hasattr(wrapped.loader, "state_dict") and hasattr(wrapped.loader, "load_state_dict")):
-        return wrapped
-    base = type(wrapped)
-    wrapped.__class__ = type(
-        f"Stateful{base.__name__}",
-        (base,),
-        {
-            "state_dict": lambda self: self.loader.state_dict(),
-            "load_state_dict": lambda self, state: self.loader.load_state_dict(state),
-        },
-    )
-    return wrapped
+def _may_be_wrong(loader: Any) -> bool:
+    """The length of an iterable dataset is an estimate: of all ranks' samples together, or before filtering."""
+    return isinstance(getattr(loader, "dataset", None), IterableDataset)
+
+
+def _with_optional_methods(view: _LoaderView, length: int | None) -> _LoaderView:
+    """Lightning goes by which methods the type has, so each exists only where it has a meaning."""
+    methods: dict[str, Any] = {}
+    if length is not None:
+        methods["__len__"] = lambda self: length
+    if hasattr(view.loader, "state_dict") and hasattr(view.loader, "load_state_dict"):
+        methods["state_dict"] = lambda self: self.loader.state_dict()
+        methods["load_state_dict"] = lambda self, state: self.loader.load_state_dict(state)
+    view.__class__ = type(type(view).__name__, (type(view),), methods)
+    return view
 
 
 def _explain(counts: list[int], *, exact: bool) -> str:

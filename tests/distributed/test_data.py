@@ -69,7 +69,7 @@ def read_with_sampler(context: RankContext) -> list[dict[str, list[int]]]:
 
 
 def test_sampler_is_injected_as_under_ddp(ranks: RankPool) -> None:
-    got = ranks.run(read_with_sampler, layout={"a": [0, 1], "b": [2]})
+    got = ranks.run(read_with_sampler, world_size=3)
     for ours, ddp in got:
         assert ours == ddp
     for epoch in (0, 1):
@@ -105,14 +105,12 @@ def uneven_loader(context: RankContext, kind: str) -> Any:
         return DataLoader(Stream(batches), batch_size=None)
     if kind == "falsely sized":
         return DataLoader(FalselySized(batches), batch_size=None)
-    if kind == "plain list":
-        return batches
     if kind == "generator only":
         return Stream(batches)
     raise AssertionError(kind)
 
 
-KINDS = ["sized", "iterable", "falsely sized", "plain list", "generator only"]
+KINDS = ["sized", "iterable", "falsely sized", "generator only"]
 
 
 def train_uneven(context: RankContext, kind: str, policy: str) -> tuple[int, int, str]:
@@ -133,8 +131,10 @@ def test_unequal_batches_stop_all_ranks_at_the_same_step(ranks: RankPool, kind: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_unequal_batches_are_a_named_error_if_asked(ranks: RankPool, kind: str) -> None:
-    for steps, _, error in ranks.run(train_uneven, world_size=3, args=(kind, "error"), deadline_s=30):
-        assert steps in (0, 3)  # before training where lengths are known, else where the shortest ends
+    got = ranks.run(train_uneven, world_size=3, args=(kind, "error"), deadline_s=30)
+    assert len({steps for steps, _, _ in got}) == 1
+    for steps, _, error in got:  # before training where lengths are known, else when the shortest ends (Lightning prefetches)
+        assert steps == 0 if kind == "sized" else steps in (2, 3)
         assert "parallel.uneven_inputs=stop" in error
         assert "rank 1: 3" in error
 

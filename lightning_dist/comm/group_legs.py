@@ -1,0 +1,285 @@
+"""Legs over process groups: Gloo between hosts and where ranks do not share memory, NCCL on CUDA."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from lightning_dist.comm.codecs import CastCodec
+from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.legs import Chunk, NamedStep, parts_of, sum_in_order
+from lightning_dist.errors import CollectiveTimeoutError
+
+
+class ProcessGroupLeg:
+    """An inner leg over a process group: Gloo where ranks do not share memory, NCCL on CUDA, and all legs between
+    hosts.
+
+    On NCCL equal parts go through its own reduce-scatter and all-gather; else parts travel point to point, which on
+    Gloo moves the fewest bytes (its reduce-scatter moves as many as an all-reduce) and serves any number of owners.
+
+    Args:
+        collectives: The seam.
+        reduce_group: Group of the lane that reduces; ``None`` if this rank is alone in its group.
+        gather_group: Group of the lane that gathers.
+        width: The first ``width`` members own a part.
+        label: Prefix of its lanes' names, e.g. ``"switch_"``.
+        is_last_sum: Whether nothing is summed after this leg, so that it scales.
+        is_first: Whether this is the innermost leg, which scales what must be scaled first.
+    """
+
+    def __init__(
+        self,
+        *,
+        collectives: Collectives,
+        reduce_group: RankGroup | None,
+        gather_group: RankGroup | None,
+        width: int,
+        label: str,
+        is_last_sum: bool,
+        is_first: bool,
+    ) -> None:
+        self._collectives = collectives
+        self._reduce_group = reduce_group
+        self._gather_group = gather_group
+        self._width = width
+        self._label = label
+        self._is_last_sum = is_last_sum
+        self._is_first = is_first
+
+    @property
+    def up(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`."""
+        return (NamedStep(f"{self._label}reduce", self._reduce),)
+
+    @property
+    def down(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`."""
+        return (NamedStep(f"{self._label}gather", self._gather),)
+
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        where = "across the hosts of a switch" if self._label else "in each host"
+        return f"{where} by the backend, {self._width} part(s)"
+
+    def abort(self, reason: str) -> None:
+        """See :class:`Leg`. The backend's own deadline frees its waits."""
+
+    def close(self) -> None:
+        """See :class:`Leg`. The groups belong to who made them."""
+
+    def _reduce(self, chunk: Chunk) -> None:
+        source, group = chunk.top, self._reduce_group
+        if source is None:
+            chunk.held.append(None)
+            return
+        if chunk.scale is not None and chunk.scale_first and self._is_first:
+            source.mul_(chunk.scale)
+        if group is None:
+            part: torch.Tensor | None = source
+        elif self._is_native(source, group):
+            part = parts_of(source, self._width)[group.index]
+            self._collectives.start_reduce_scatter(part, source, group).wait(leg="reduce", **chunk.attributes)
+        else:
+            part = self._reduce_by_exchange(chunk, source, group)
+        if part is not None and chunk.scale is not None and self._is_last_sum and not chunk.scale_first:
+            part.mul_(chunk.scale)
+        chunk.held.append(part)
+
+    def _reduce_by_exchange(self, chunk: Chunk, source: torch.Tensor, group: RankGroup) -> torch.Tensor | None:
+        parts = parts_of(source, self._width)
+        own = parts[group.index] if group.index < self._width else None
+        received: dict[int, torch.Tensor] = {}
+        if own is not None:
+            received = {i: torch.empty_like(own) for i in range(group.size) if i != group.index}
+        sends = [(owner, part) for owner, part in enumerate(parts) if owner != group.index]
+        pending = self._collectives.start_exchange(sends, list(received.items()), group, "reduce_scatter")
+        pending.wait(leg="reduce", **chunk.attributes)
+        if own is None:
+            return None
+        total = torch.empty_like(own)
+        terms = [own if i == group.index else received[i] for i in range(group.size)]
+        sum_in_order(terms, total, maximum=chunk.maximum)
+        own.copy_(total)
+        return own
+
+    def _gather(self, chunk: Chunk) -> None:
+        part = chunk.held.pop()
+        target, group = chunk.top, self._gather_group
+        if target is None or group is None:
+            return
+        if self._is_native(target, group):
+            assert part is not None
+            self._collectives.start_all_gather(target, part, group).wait(leg="gather", **chunk.attributes)
+            return
+        parts = parts_of(target, self._width)
+        receives = [(owner, piece) for owner, piece in enumerate(parts) if owner != group.index]
+        sends = [] if part is None else [(i, part) for i in range(group.size) if i != group.index]
+        self._collectives.start_exchange(sends, receives, group, "all_gather").wait(leg="gather", **chunk.attributes)
+
+    def _is_native(self, tensor: torch.Tensor, group: RankGroup) -> bool:
+        in_order = group.ranks == tuple(sorted(group.ranks))
+        even = group.size == self._width and tensor.numel() % self._width == 0
+        return even and in_order and not self._collectives.blocks_host
+
+
+class AllReduceLeg:
+    """The top leg: the backend's all-reduce of each part among its owners.
+
+    Args:
+        collectives: The seam.
+        group: The owners of this rank's part; ``None`` if it owns none.
+        max_in_flight: All-reduces that may be under way at a time.
+        is_only: Whether there is no inner leg, so that this leg scales also what must be scaled first.
+    """
+
+    def __init__(self, *, collectives: Collectives, group: RankGroup | None, max_in_flight: int, is_only: bool) -> None:
+        self._collectives = collectives
+        self._group = group
+        self._is_only = is_only
+        self._in_flight = threading.Semaphore(max_in_flight)
+
+    @property
+    def up(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`. The second step only waits, so that the next chunk is under way meanwhile."""
+        return (NamedStep("cross", self._start), NamedStep("finish", self._finish))
+
+    @property
+    def down(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`."""
+        return ()
+
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        size = self._group.size if self._group else "the owning"
+        return f"all-reduce among {size} ranks"
+
+    def abort(self, reason: str) -> None:
+        """See :class:`Leg`."""
+        self._in_flight.release()
+
+    def close(self) -> None:
+        """See :class:`Leg`."""
+
+    def _start(self, chunk: Chunk) -> None:
+        part = chunk.top
+        if part is None or self._group is None:
+            return
+        if self._is_only and chunk.scale is not None and chunk.scale_first:
+            part.mul_(chunk.scale)
+        if self._collectives.blocks_host and not self._in_flight.acquire(timeout=self._collectives.timeout_s):
+            with self._collectives.translated("all_reduce", self._group):
+                raise CollectiveTimeoutError(
+                    f"none of those under way ended within {self._collectives.timeout_s:g} s (sync.timeout_s)"
+                )
+        op = dist.ReduceOp.MAX if chunk.maximum else dist.ReduceOp.SUM
+        chunk.pending = self._collectives.start_all_reduce(part, self._group, op)
+
+    def _finish(self, chunk: Chunk) -> None:
+        if chunk.pending is None:
+            return
+        chunk.pending.wait(leg="cross", **chunk.attributes)
+        chunk.pending = None
+        if self._collectives.blocks_host:
+            self._in_flight.release()
+        part = chunk.top
+        if part is not None and chunk.scale is not None and not chunk.scale_first:
+            part.mul_(chunk.scale)
+
+
+class EncodedLeg:
+    """The top leg with a codec: parts cross encoded, are summed decoded in fp32, and cross back encoded.
+
+    Each owner first receives its sub-part from all others and sums it (exact but for the encoding of what it received),
+    rounds the sum once, then sends it to all others. Every owner, the summing one too, takes the rounded sum, so that
+    the result is the same on all ranks to the bit. The two halves are steps of two lanes with a group each.
+
+    Args:
+        collectives: The seam.
+        scatter_group: The owners of this rank's part, for the first half; ``None`` if it owns none.
+        gather_group: The same ranks, for the second half.
+        codec: How values are encoded.
+        is_only: Whether there is no inner leg, so that this leg scales also what must be scaled first.
+    """
+
+    def __init__(
+        self,
+        *,
+        collectives: Collectives,
+        scatter_group: RankGroup | None,
+        gather_group: RankGroup | None,
+        codec: CastCodec,
+        is_only: bool,
+    ) -> None:
+        self._collectives = collectives
+        self._scatter_group = scatter_group
+        self._gather_group = gather_group
+        self._codec = codec
+        self._is_only = is_only
+
+    @property
+    def up(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`."""
+        return (NamedStep("cross", self._scatter), NamedStep("cross_gather", self._gather))
+
+    @property
+    def down(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`."""
+        return ()
+
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        size = self._scatter_group.size if self._scatter_group else "the owning"
+        return f"all-reduce among {size} ranks as {self._codec.name}"
+
+    def abort(self, reason: str) -> None:
+        """See :class:`Leg`. The backend's own deadline frees its waits."""
+
+    def close(self) -> None:
+        """See :class:`Leg`."""
+
+    def _scatter(self, chunk: Chunk) -> None:
+        part, group = chunk.top, self._scatter_group
+        if part is None or group is None:
+            return
+        pieces = parts_of(part, group.size)
+        own = pieces[group.index]
+        encoded = torch.empty(part.numel(), dtype=self._wire(part), device=part.device)
+        if self._wire(part) == part.dtype:
+            encoded.copy_(part)
+        else:
+            self._codec.encode(part, encoded)
+        received = {i: torch.empty(own.numel(), dtype=encoded.dtype, device=own.device) for i in _others(group)}
+        sends = [(i, piece) for i, piece in enumerate(parts_of(encoded, group.size)) if i != group.index]
+        pending = self._collectives.start_exchange(sends, list(received.items()), group, "reduce_scatter")
+        pending.wait(leg="cross", **chunk.attributes)
+        total = torch.empty_like(own, dtype=torch.float32 if own.dtype.is_floating_point else own.dtype)
+        scale = chunk.scale if self._is_only or not chunk.scale_first else None
+        sum_in_order([own, *received.values()], total, maximum=chunk.maximum, scale=scale)
+        parts_of(encoded, group.size)[group.index].copy_(total)
+        chunk.encoded = encoded
+
+    def _gather(self, chunk: Chunk) -> None:
+        part, group, encoded = chunk.top, self._gather_group, chunk.encoded
+        if part is None or group is None or encoded is None:
+            return
+        pieces = parts_of(encoded, group.size)
+        sends = [(i, pieces[group.index]) for i in _others(group)]
+        receives = [(i, pieces[i]) for i in _others(group)]
+        pending = self._collectives.start_exchange(sends, receives, group, "all_gather")
+        pending.wait(leg="cross", **chunk.attributes)
+        part.copy_(encoded)
+        chunk.encoded = None
+
+    def _wire(self, part: torch.Tensor) -> torch.dtype:
+        return self._codec.wire_dtype if self._codec.applies_to(part.dtype) else part.dtype
+
+
+def _others(group: RankGroup) -> list[int]:
+    return [i for i in range(group.size) if i != group.index]
