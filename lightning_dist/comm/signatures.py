@@ -1,11 +1,11 @@
 """Whether ranks ask for the same operation, found out before any data moves.
 
-Backends do not check it. Where sizes differ, Gloo ends the process (SIGABRT, from a thread of its own); where only types
-differ, bytes of one type are added to bytes of another, silently.
+Backends do not check it. Where sizes differ, Gloo ends the process (SIGABRT, from a thread of its own); where only
+types differ, bytes of one type are added to bytes of another, silently.
 
 An operation that follows the same operation as before is taken for agreed, so a training step repeats the check of its
-first occurrence at no cost. Any other is compared with rank 0's, by one key in the store: rank 0 only writes, so it waits
-for nobody, and a rank that differs fails before it sends.
+first occurrence at no cost. Any other is compared with rank 0's, by one key in the store: rank 0 only writes, so it
+waits for nobody, and a rank that differs fails before it sends.
 """
 
 from __future__ import annotations

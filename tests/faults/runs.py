@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ from tests.support.faults import Fault, FaultPlan, end_stopped, strikes
 from tests.support.tasks import RankContext
 
 HOSTS = {"a": [0, 1], "b": [2, 3]}
-TIMEOUT_S = 4.0
+TIMEOUT_S = 2.5
+GRACE_S = TIMEOUT_S / 2  # in which ranks tell each other what they saw
+LOAD_S = 4.0  # what a busy machine may add
 SYNC: dict[str, Any] = {"timeout_s": TIMEOUT_S, "chunk_bytes": 1 << 16}
 STEPS = 4
 CHUNKS = 5
@@ -45,6 +48,22 @@ class Ending:
     after_s: float = 0.0
     close_s: float = 0.0
     threads: tuple[str, ...] = ()
+
+
+def assert_accused(ending: Ending, rank: int, host: str) -> None:
+    """The error is of our tree, in time, and says who is lost, where, in which operation."""
+    assert ending.error in ("PeerLostError", "CollectiveTimeoutError", "CollectiveMismatchError"), ending
+    assert ending.after_s < TIMEOUT_S + 2 * GRACE_S + LOAD_S, ending
+    assert re.search(
+        rf"(Lost: [^.]*|does not answer: |ended with an error of its own: .*)rank {rank} \(host {host}\)", ending.text
+    ), ending.text
+    assert re.search(r"(all_reduce|reduce_scatter|all_gather|opening [^:]*) on group", ending.text), ending.text
+
+
+def assert_closed(ending: Ending) -> None:
+    """Everything was given back within seconds."""
+    assert ending.close_s < LOAD_S, ending
+    assert ending.threads == (), ending
 
 
 def sum_until_failure(

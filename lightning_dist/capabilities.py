@@ -1,0 +1,41 @@
+"""What combines with what: options that are each valid but have no effect together, or do not work together.
+
+A setting that does nothing is not refused, since the same config may serve clusters on which it does something, but it
+is said.
+"""
+
+from __future__ import annotations
+
+from lightning_dist.config import SyncConfig, TopologyConfig
+
+
+def without_effect(sync: SyncConfig, topology: TopologyConfig, *, num_hosts: int, device_type: str) -> tuple[str, ...]:
+    """What was set and does nothing here, each with the reason and what to write instead.
+
+    Args:
+        sync: How gradients travel.
+        topology: Who sits where, as configured.
+        num_hosts: Hosts that were found.
+        device_type: ``cpu`` or ``cuda``.
+    """
+    said = []
+    if topology.tiers == "flat" and sync.algorithm == "hierarchical":
+        said.append(
+            "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "
+            "own; write topology=auto, or sync=flat to say what is meant"
+        )
+    elif num_hosts == 1 and sync.wire_dtype != "same":
+        said.append(
+            f"sync.wire_dtype={sync.wire_dtype} has no effect on one host: nothing crosses between hosts; "
+            "write sync=hierarchical"
+        )
+    if topology.switches and topology.tiers in ("flat", "two_tier"):
+        said.append(
+            f"topology.switches has no effect with topology.tiers={topology.tiers}; "
+            "write topology.tiers=three_tier or auto"
+        )
+    if topology.probe.refresh and not topology.probe.enabled:
+        said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
+    if sync.shared_memory == "off" and device_type == "cuda":
+        said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
+    return tuple(said)
