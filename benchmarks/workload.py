@@ -42,10 +42,14 @@ class Block(nn.Module):
         self.compute_s = compute_s
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        result = values + self.down(torch.relu(self.up(values)))
-        if self.compute_s:
-            result = _Nap.apply(result, self.compute_s / 3, self.compute_s * 2 / 3)
-        return result
+        return values + self._nap(self.down(self._nap(torch.relu(self.up(values)))))
+
+    def _nap(self, values: torch.Tensor) -> torch.Tensor:
+        """Half of the block's pretended compute, beside one of its two layers."""
+        if not self.compute_s:
+            return values
+        napped: torch.Tensor = _Nap.apply(values, self.compute_s / 6, self.compute_s / 3)
+        return napped
 
 
 def make_model(compute_s: float = 0.0) -> nn.Sequential:

@@ -4,10 +4,13 @@ Importing this package registers the strategy names ``hierdist``, ``hierdist_spa
 ``hierdist_notebook``, each also with ``_find_unused_parameters_true`` and ``_false``; nothing else happens.
 """
 
+import sys
+
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_dist.config import ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
-from lightning_dist.strategy import HierDistStrategy, register_strategies
+from lightning_dist.registration import refuse_in_other_package, register_strategies
+from lightning_dist.strategy import HierDistStrategy
 
 __version__ = "0.1.0"
 
@@ -21,3 +24,4 @@ __all__ = [
 ]
 
 register_strategies(StrategyRegistry)
+refuse_in_other_package(sys.modules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Generator, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -126,11 +127,19 @@ class HierDistStrategy(ParallelStrategy):
         self._stop_vote: DelayedVote | None = None
         watch_parent()
 
+    def __repr__(self) -> str:
+        """Lightning shows it when it refuses a strategy: the Trainer of the other package refuses this one."""
+        name, parallel, sync = type(self).__name__, self.parallel_config.mode, self.sync_config.algorithm
+        described = f"{name}(parallel={parallel!r}, sync={sync!r})"
+        if "pytorch_lightning" in sys.modules:
+            described += " (for lightning.pytorch.Trainer: 'import lightning.pytorch as pl', not pytorch_lightning)"
+        return described
+
     # -- who and where ------------------------------------------------------------------------------------------------
 
     @property
     def is_distributed(self) -> bool:
-        """Without this, Lightning injects no sampler and drops ``sync_dist``: every rank would train on the same data."""
+        """Without this, Lightning injects no sampler and drops ``sync_dist``; all ranks would see the same data."""
         return True
 
     @property
@@ -182,7 +191,8 @@ class HierDistStrategy(ParallelStrategy):
         if self.cluster_environment is not None:
             self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
             self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        rank_zero_only.rank = fabric_rank_zero_only.rank = self.global_rank
+        for decorator in (rank_zero_only, fabric_rank_zero_only):
+            decorator.rank = self.global_rank  # type: ignore[attr-defined]  # an attribute of a function
 
     def setup_environment(self) -> None:
         """Join the other ranks."""
@@ -259,11 +269,16 @@ class HierDistStrategy(ParallelStrategy):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Stamp events with the step; wrap the model anew if other parameters than before want gradients (finetuning)."""
+        """Stamp events with the step; wrap the model anew if other parameters than before want gradients."""
         assert self.lightning_module is not None
         self.events.step = self.lightning_module.global_step
         if isinstance(self.model, DataParallel) and not self.model.covers(self.lightning_module):
             self._wrap_model()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped module's step."""
+        with self._named_failures("training_step"):
+            return super().training_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         """Prepare the reducer, which under manual optimization does not see the forward's end."""
@@ -273,7 +288,7 @@ class HierDistStrategy(ParallelStrategy):
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run backward; a failed collective inside it is raised as such."""
-        with self._named_failures():
+        with self._named_failures("backward"):
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
@@ -292,17 +307,22 @@ class HierDistStrategy(ParallelStrategy):
             yield
 
     @contextlib.contextmanager
-    def _named_failures(self) -> Generator[None, None, None]:
-        """What autograd and the reducer say of a failed future is only its text; raise the error itself."""
+    def _named_failures(self, what: str) -> Generator[None, None, None]:
+        """Around code that may talk to other ranks beside our seam: the user's, the reducer's own.
+
+        What autograd and the reducer say of a failed future is only its text; the error itself is raised instead.
+        """
         try:
             yield
         except CollectiveError:
             raise
         except RuntimeError as error:
-            failure = self._run.collectives.failure if self._run is not None else None
-            if failure is None:
+            if self._run is None:
                 raise
-            raise failure from error
+            if self._run.collectives.failure is not None:
+                raise self._run.collectives.failure from error
+            with self._run.collectives.opening(what, self._run.world):  # names it if it is one between ranks
+                raise
 
     # -- validating, testing, predicting: no gradients, so no wrapper; ranks may differ in their number of batches -----
 
@@ -325,19 +345,19 @@ class HierDistStrategy(ParallelStrategy):
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
         assert self.lightning_module is not None
-        with self.precision_plugin.val_step_context():
+        with self._named_failures("validation_step"), self.precision_plugin.val_step_context():
             return self.lightning_module.validation_step(*args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
         assert self.lightning_module is not None
-        with self.precision_plugin.test_step_context():
+        with self._named_failures("test_step"), self.precision_plugin.test_step_context():
             return self.lightning_module.test_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
         assert self.lightning_module is not None
-        with self.precision_plugin.predict_step_context():
+        with self._named_failures("predict_step"), self.precision_plugin.predict_step_context():
             return self.lightning_module.predict_step(*args, **kwargs)
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -388,12 +408,12 @@ class HierDistStrategy(ParallelStrategy):
     def _take_over_sigterm(self, trainer: pl.Trainer) -> None:
         """Let a SIGTERM on any rank stop all ranks at the same step.
 
-        Lightning 2.6 asks rank 0 in a blocking broadcast before each batch, does not hear the other ranks, and broadcasts
-        once more from inside its signal handler. Here the handler only takes note, and a vote whose result is read one
-        step later, so that nobody waits for it, tells everybody. Lightning registers the handler after this, beside the
-        user's and SLURM's, and removes it at the end.
+        Lightning 2.6 asks rank 0 in a blocking broadcast before each batch, does not hear the other ranks, and
+        broadcasts once more from inside its signal handler. Here the handler only takes note, and a vote whose result
+        is read one step later, so that nobody waits for it, tells everybody. Lightning registers the handler after
+        this, beside the user's and SLURM's, and removes it at the end.
         """
-        trainer._signal_connector._sigterm_notifier_fn = self._note_sigterm  # type: ignore[method-assign]
+        trainer._signal_connector._sigterm_notifier_fn = self._note_sigterm  # type: ignore[method-assign, assignment]
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = self._vote_on_stopping  # type: ignore[method-assign]
 
     def _note_sigterm(self, signum: object, frame: object) -> None:
@@ -462,36 +482,6 @@ def _with_overrides(config: ParallelConfig, arguments: Mapping[str, Any]) -> tup
     return dataclasses.replace(config, **ours), {name: value for name, value in arguments.items() if name not in ours}
 
 
-# torch.compile(LightningModule) is allowed for a list of classes only (lightning.pytorch.utilities.compile); what it needs
-# of the strategy is what DDPStrategy does, and this one does the same.
+# torch.compile(LightningModule) is allowed for a list of classes only (lightning.pytorch.utilities.compile); what it
+# needs of the strategy is what DDPStrategy does, and this one does the same.
 DDPStrategy.register(HierDistStrategy)
-
-STRATEGY_STARTS: Mapping[str, str] = {
-    "hierdist": "popen",
-    "hierdist_spawn": "spawn",
-    "hierdist_fork": "fork",
-    "hierdist_notebook": "fork",
-}
-
-
-def register_strategies(registry: Any) -> None:
-    """Register the names that mirror Lightning's ``ddp`` family; safe to call twice.
-
-    Args:
-        registry: Lightning's strategy registry.
-    """
-    for name, start_method in STRATEGY_STARTS.items():
-        variants: dict[str, dict[str, Any]] = {
-            name: {},
-            f"{name}_find_unused_parameters_true": {"find_unused_parameters": True},
-            f"{name}_find_unused_parameters_false": {"find_unused_parameters": False},
-        }
-        for variant, arguments in variants.items():
-            registry.register(
-                variant,
-                HierDistStrategy,
-                description=f"Hierarchical data parallel, ranks started by {start_method} {arguments or ''}".strip(),
-                override=True,
-                start_method=start_method,
-                **arguments,
-            )

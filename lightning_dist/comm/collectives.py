@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ plan says."""
 
 _BETWEEN_RANKS = ("gloo", "nccl", "connection", "timed out", "timeout", "socket", "peer")
 _SHOWN_PEERS = 8
+_LOOK_UP_S = 0.5  # how often a long wait looks for an alarm
+_STILL_WAITING = "Operation timed out!"  # what c10d's Work.wait says when it returned and the work goes on
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,22 @@ class Work(Protocol):
 class Pending:
     """Operations under way; :meth:`wait` ends them, emits their event and translates their errors."""
 
-    def __init__(self, owner: Collectives, works: Sequence[Work], operation: str, group: RankGroup, size: int) -> None:
+    def __init__(
+        self,
+        owner: Collectives,
+        works: Sequence[Work],
+        operation: str,
+        group: RankGroup,
+        size: int,
+        *,
+        may_retry: bool = False,
+    ) -> None:
         self._owner = owner
         self._works = works
         self._operation = operation
         self._group = group
         self._size_bytes = size
+        self._may_retry = may_retry  # whether a wait that timed out may be repeated; not so for Gloo's send and receive
         self._start_ns = owner.events.clock_ns()
 
     def wait(self, **attributes: Any) -> None:
@@ -100,10 +113,12 @@ class Pending:
         waiting = owner.activity.waiting(f"{self._operation} on {group.label!r}")
         with owner.translated(self._operation, group), waiting:
             for work in self._works:
-                if owner.blocks_host:
-                    work.wait(owner.deadline)
-                else:
+                if not owner.blocks_host:
                     work.wait()
+                elif self._may_retry:
+                    owner.wait_watchfully(work)
+                else:
+                    work.wait(owner.deadline)
         owner.events.span(
             f"comm.{group.label}",
             start_ns,
@@ -168,10 +183,10 @@ class Collectives:
             group: Who takes part.
             op: SUM, MAX, MIN or PRODUCT.
         """
-        self._strike("all_reduce", group)
         with self.translated("all_reduce", group):
+            self._strike("all_reduce", group)
             work = dist.all_reduce(tensor, op=op, group=group.process_group, async_op=True)
-        return Pending(self, [work], "all_reduce", group, _size_bytes(tensor))
+        return Pending(self, [work], "all_reduce", group, _size_bytes(tensor), may_retry=True)
 
     def all_reduce(
         self, tensor: torch.Tensor, group: RankGroup, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
@@ -194,8 +209,8 @@ class Collectives:
             group: Who takes part.
             operation: What the transfers make up together, for events and errors, e.g. ``"reduce_scatter"``.
         """
-        self._strike(operation, group)
         with self.translated(operation, group):
+            self._strike(operation, group)
             works = self._exchange(sends, receives, group)
         return Pending(self, works, operation, group, sum(_size_bytes(t) for _, t in sends))
 
@@ -219,8 +234,8 @@ class Collectives:
             tensor: [n], n a multiple of the group's size.
             group: Who takes part; part i goes to position i.
         """
-        self._strike("reduce_scatter", group)
         with self.translated("reduce_scatter", group):
+            self._strike("reduce_scatter", group)
             work = dist.reduce_scatter_tensor(output, tensor, group=group.process_group, async_op=True)
         return Pending(self, [work], "reduce_scatter", group, _size_bytes(tensor))
 
@@ -232,17 +247,33 @@ class Collectives:
             tensor: [n / size], this rank's part.
             group: Who takes part; position i gives part i.
         """
-        self._strike("all_gather", group)
         with self.translated("all_gather", group):
+            self._strike("all_gather", group)
             work = dist.all_gather_into_tensor(output, tensor, group=group.process_group, async_op=True)
         return Pending(self, [work], "all_gather", group, _size_bytes(output))
+
+    def wait_watchfully(self, work: Work) -> None:
+        """Wait until the deadline or the testimony's alarm: whom a dead rank leaves behind need not wait it out."""
+        start_s = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - start_s
+            left_s = self.timeout_s - waited_s
+            try:
+                work.wait(datetime.timedelta(seconds=max(0.001, min(left_s, _LOOK_UP_S))))
+                return
+            except RuntimeError as error:
+                if _STILL_WAITING not in str(error) or left_s <= _LOOK_UP_S:
+                    raise
+                alarm = self.testimony.alarm(waited_s) if self.testimony is not None else None
+                if alarm is not None:
+                    raise PeerLostError(f"waited {waited_s:.1f} s, then gave up: {alarm}") from error
 
     @contextmanager
     def operation(self, name: str, group: RankGroup, **attributes: Any) -> Iterator[None]:
         """Run the body as one operation of ``group``: fault point before, event around, errors translated."""
-        self._strike(name, group)
         start_ns = self.events.clock_ns()
         with self.translated(name, group), self.activity.waiting(f"{name} on {group.label!r}"):
+            self._strike(name, group)
             yield
         self.events.span(
             f"comm.{group.label}", start_ns, lane=group.label, operation=name, tier=group.tier, **attributes

@@ -10,11 +10,16 @@ waits for nobody, and a rank that differs fails before it sends.
 
 from __future__ import annotations
 
+import datetime
+import time
+
 import torch
 import torch.distributed as dist
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.errors import CollectiveMismatchError
+from lightning_dist.errors import CollectiveMismatchError, PeerLostError
+
+_LOOK_UP_S = 0.5  # how often a long wait looks for an alarm
 
 
 class SignatureCheck:
@@ -59,7 +64,7 @@ class SignatureCheck:
             if collectives.rank == 0:
                 self._store.set(str(number), signature)
                 return
-            self._store.wait([str(number)], collectives.deadline)
+            self._wait_for(str(number))
             wanted = self._store.get(str(number)).decode()
         if wanted != signature:
             raise collectives.own_failure(
@@ -68,3 +73,19 @@ class SignatureCheck:
                     f"{collectives.where(0)} for {wanted}: the ranks' models or their order of gradients differ"
                 )
             )
+
+    def _wait_for(self, key: str) -> None:
+        """Wait until the deadline or the testimony's alarm: rank 0 may have raised before it came here."""
+        collectives, start_s = self._collectives, time.monotonic()
+        while True:
+            waited_s = time.monotonic() - start_s
+            left_s = collectives.timeout_s - waited_s
+            try:
+                self._store.wait([key], datetime.timedelta(seconds=max(0.001, min(left_s, _LOOK_UP_S))))
+                return
+            except dist.DistStoreError as error:
+                if left_s <= _LOOK_UP_S:
+                    raise
+                alarm = collectives.testimony.alarm(waited_s) if collectives.testimony is not None else None
+                if alarm is not None:
+                    raise PeerLostError(f"waited {waited_s:.1f} s for rank 0, then gave up: {alarm}") from error

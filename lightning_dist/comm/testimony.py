@@ -9,14 +9,13 @@ others wait for; and a rank that ended by an error of its own says so.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -89,10 +88,11 @@ class Testimony:
         self._lock = threading.Lock()
         self._posted: bool | None = None  # whether the store took it
         self._verdict: str | None = None
+        self._heard = _Heard()
         own_connection: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stub
         self._witness = threading.Thread(
             target=_witness,
-            args=(own_connection, rank, activity or Activity()),
+            args=(own_connection, rank, activity or Activity(), self._heard),
             name="hierdist-witness",
             daemon=True,
         )
@@ -123,6 +123,17 @@ class Testimony:
                 self._verdict = self._judge(statement, where)
             return self._verdict
 
+    def alarm(self, waited_s: float) -> str | None:
+        """Why who has waited for ``waited_s`` seconds should give up, or ``None``. Cheap, needs no store.
+
+        A lost store alone is no reason at first: the ranks may well reach each other, or be at their end.
+        """
+        if self._heard.bell:
+            return "another rank reports a failure"
+        if self._heard.store_lost and waited_s > 2 * self._grace_s:
+            return "the store of the rendezvous is gone"
+        return None
+
     def close(self) -> None:
         """End the witness. Safe to call twice."""
         self._dismiss()
@@ -144,9 +155,18 @@ class Testimony:
 
     def _judge(self, statement: str, where: Callable[[int], str]) -> str:
         heard: dict[int, dict[str, object]] = {}
+        found: list[str] = []
+
+        def collect_and_agree() -> None:
+            self._collect(heard)
+            found.append(self._store.compare_set("verdict", "", self._conclude(heard, where)).decode())
+
         reached = self._post(statement, own_fault=False)
-        if not (reached and _bounded(lambda: self._collect(heard), 2 * self._grace_s)):
+        if not (reached and _bounded(collect_and_agree, 2 * self._grace_s)):
             return self._without_store(where)
+        return found[0]
+
+    def _conclude(self, heard: Mapping[int, Mapping[str, object]], where: Callable[[int], str]) -> str:
         for rank, said in sorted(heard.items()):
             if said.get("own_fault"):
                 return f"{where(rank)} ended with an error of its own: {said['statement']}."
@@ -174,7 +194,7 @@ class Testimony:
                 for key in (_failed(rank), _alive(rank)):
                     if "statement" not in heard.get(rank, {}) and self._store.check([key]):
                         heard[rank] = {**heard.get(rank, {}), **json.loads(self._store.get(key))}
-            if any(said.get("own_fault") for said in heard.values()):
+            if any(said.get("own_fault") for said in heard.values()) or self._store.check(["verdict"]):
                 return
             for said in heard.values():
                 said["idle"] = "statement" not in said and not said["waits"]
@@ -183,13 +203,23 @@ class Testimony:
             time.sleep(_POLL_S)
 
 
-def _witness(store: dist.Store, rank: int, activity: Activity) -> None:
+class _Heard:
+    """What the witness has learnt."""
+
+    bell = False
+    store_lost = False
+
+
+def _witness(store: dist.Store, rank: int, activity: Activity, heard: _Heard) -> None:
     """Wait for the bell, then say what this rank does. The store's end, or the bell's other word, ends it."""
-    with contextlib.suppress(Exception):  # the store is gone with its server
+    try:
         store.wait([_bell(rank)], _FOREVER)
         if store.get(_bell(rank)) == b"ring":
             waits, doing = activity.describe()
+            heard.bell = True
             store.set(_alive(rank), json.dumps({"waits": waits, "doing": doing}))
+    except Exception:  # the store is gone with its server
+        heard.store_lost = True
 
 
 def _dismiss(

@@ -1,8 +1,8 @@
 """A loader that ends on all ranks at once, however many batches each rank has.
 
-A rank that runs out of batches while others go on leaves them waiting in the gradient all-reduce. Where every rank knows its
-number of batches, the loaders are cut to the smallest one beforehand. Where one does not, everybody is asked before each batch
-whether they have one; the ranks then stop together or raise together.
+A rank that runs out of batches while others go on leaves them waiting in the gradient all-reduce. Where every rank
+knows its number of batches, the loaders are cut to the smallest one beforehand. Where one does not, everybody is asked
+before each batch whether they have one; the ranks then stop together or raise together.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ _NOTHING = object()
 
 
 def agreed_loader(loader: Any, *, exchange: Exchange, on_uneven: str) -> Any:
-    """The loader itself if all ranks surely have equally many batches, else one that ends on all ranks at once; collective.
+    """The loader itself if all ranks surely have equally many batches, else one that ends on all ranks at once.
+
+    Every rank calls it.
 
     Args:
         loader: This rank's loader; sized or not.
-        exchange: How ranks hear each other. It may be called once a batch, so it must not be shared with another thread.
+        exchange: How ranks hear each other. It may be called once a batch, so no other thread may use it.
         on_uneven: ``stop`` or ``error``.
 
     Raises:

@@ -1,8 +1,8 @@
 """Dense gradients: each bucket of DistributedDataParallel's reducer is averaged over all ranks, leg by leg.
 
-The reducer calls the hook when a bucket's gradients are complete, in the same order on every rank; the hook hands the bucket to
-the lanes and returns at once, so the network works while backward goes on. The mean is over ranks: the sum is taken, then
-divided by the number of ranks. Sparse buckets go to a lane of their own.
+The reducer calls the hook when a bucket's gradients are complete, in the same order on every rank; the hook hands the
+bucket to the lanes and returns at once, so the network works while backward goes on. The mean is over ranks: the sum is
+taken, then divided by the number of ranks. Sparse buckets go to a lane of their own.
 
 Note: no postponed annotations in this file; the reducer compares the hook's with its own types.
 """

@@ -38,15 +38,15 @@ class DataParallel(DistributedDataParallel):
     def flush_static_graph(self) -> None:
         """Launch what a static graph's first backward held back; under manual optimization nobody else does. Once."""
         if self.static_graph and not self._static_graph_flushed:
-            self.reducer._delay_all_reduce()
+            self.reducer._delay_all_reduce()  # type: ignore[attr-defined]  # not in torch's stubs
             self._static_graph_flushed = True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Keep the gradients of backward passes inside local; not the very first of a static graph.
 
-        The reducer records a static graph in the first backward that it takes part in, and fails (an internal assert, torch
-        2.13) if it took no part in one before. What was averaged early is averaged again at the window's end, to the same.
+        The reducer records a static graph in the first backward of all, and fails (an internal assert, torch 2.13) if
+        it took no part in that one. What was averaged early is averaged again at the window's end, to the same.
         """
         if self.static_graph and not self._static_graph_recorded:
             self._static_graph_recorded = True
@@ -57,12 +57,12 @@ class DataParallel(DistributedDataParallel):
 
     def sync_buffers(self) -> None:
         """Give every rank the buffers of rank 0, if it was made to; collective."""
-        if self.will_sync_module_buffers():
+        if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
             self._sync_buffers()
 
     def _sync_buffers(self) -> None:  # also called by the forward
         with self._operation("broadcast of buffers"):
-            super()._sync_buffers()
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
 
 
 def _trained(module: nn.Module) -> frozenset[int]:

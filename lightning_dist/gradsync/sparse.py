@@ -1,7 +1,7 @@
 """Sparse gradients: only the rows that some rank touched travel.
 
-An ``nn.Embedding(sparse=True)`` gives its reducer a bucket of its own that holds a sparse tensor. Its rows are gathered and
-summed by the backend over the world, on a lane and a group of its own, so that its order is that of the buckets.
+An ``nn.Embedding(sparse=True)`` gives its reducer a bucket of its own that holds a sparse tensor. Its rows are gathered
+and summed by the backend over the world, on a lane and a group of its own, so that its order is that of the buckets.
 """
 
 from __future__ import annotations

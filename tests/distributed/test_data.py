@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import lightning.pytorch as pl
@@ -74,10 +75,10 @@ def test_sampler_is_injected_as_under_ddp(ranks: RankPool) -> None:
         assert ours == ddp
     for epoch in (0, 1):
         seen = [ours["train"][4 * epoch : 4 * epoch + 4] for ours, _ in got]
-        assert sorted(sum(seen, [])) == list(range(12)), "each sample once an epoch"
+        assert sorted(chain.from_iterable(seen)) == list(range(12)), "each sample once an epoch"
     assert got[0][0]["train"][:4] != got[0][0]["train"][4:], "another order in another epoch"
     for stage in ("test", "predict"):
-        assert sorted(sum((ours[stage] for ours, _ in got), [])) == list(range(12))
+        assert sorted(chain.from_iterable(ours[stage] for ours, _ in got)) == list(range(12))
 
 
 class Stream(IterableDataset[Any]):
@@ -133,7 +134,11 @@ def test_unequal_batches_stop_all_ranks_at_the_same_step(ranks: RankPool, kind: 
 def test_unequal_batches_are_a_named_error_if_asked(ranks: RankPool, kind: str) -> None:
     got = ranks.run(train_uneven, world_size=3, args=(kind, "error"), deadline_s=30)
     assert len({steps for steps, _, _ in got}) == 1
-    for steps, _, error in got:  # before training where lengths are known, else when the shortest ends (Lightning prefetches)
+    for (
+        steps,
+        _,
+        error,
+    ) in got:  # before training if lengths are known, else at the shortest's end or, prefetched, before
         assert steps == 0 if kind == "sized" else steps in (2, 3)
         assert "parallel.uneven_inputs=stop" in error
         assert "rank 1: 3" in error

@@ -11,8 +11,17 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 
 from tests.distributed.compared import Pair, check_equal, fit_both
-from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, mse, odd_model, sgd, strategy_of, trainer_on_pool
-from tests.support.ranks import RankPool, RanksFailed
+from tests.distributed.lightning_runs import (
+    OddModule,
+    loader_of,
+    make_batches,
+    mse,
+    odd_model,
+    sgd,
+    strategy_of,
+    trainer_on_pool,
+)
+from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
 BATCHES = 6

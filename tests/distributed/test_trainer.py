@@ -1,9 +1,10 @@
-"""The Trainer's functions in any order, and what users add to a Trainer, against Lightning's own ddp in the same run."""
+"""The Trainer's functions in any order, and what users add to a Trainer, against Lightning's ddp in the same run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class Stages(OddModule):
     """Logs in every stage; BatchNorm makes training and evaluation differ."""
 
     def __init__(self, width: int = 7) -> None:
-        super().__init__(sgd, make_model=lambda: nn.Sequential(nn.Linear(7, width), nn.BatchNorm1d(width), nn.Linear(width, 3)))
+        layers = (nn.Linear(7, width), nn.BatchNorm1d(width), nn.Linear(width, 3))
+        super().__init__(sgd, make_model=lambda: nn.Sequential(*layers))
         self.save_hyperparameters()
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
@@ -105,7 +107,9 @@ def test_any_order_in_one_process(ranks: RankPool, world_size: int) -> None:
 SCHEDULES = {
     "step": lambda o, t: {"scheduler": torch.optim.lr_scheduler.ExponentialLR(o, 0.9), "interval": "step"},
     "every 2 steps": lambda o, t: {
-        "scheduler": torch.optim.lr_scheduler.StepLR(o, 1, 0.5), "interval": "step", "frequency": 2
+        "scheduler": torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
+        "interval": "step",
+        "frequency": 2,
     },
     "epoch": lambda o, t: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
     "one cycle": lambda o, t: {
@@ -118,7 +122,9 @@ SCHEDULES = {
     },
     "plateau by step": lambda o, t: {
         "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(o, factor=0.3, patience=1, threshold=10.0),
-        "monitor": "train_loss", "interval": "step", "strict": True,
+        "monitor": "train_loss",
+        "interval": "step",
+        "strict": True,
     },
 }
 
@@ -141,10 +147,8 @@ class Scheduled(OddModule):
 
 def train_scheduled(context: RankContext) -> dict[str, Pair]:
     both = {"train_dataloaders": loaders(context), "val_dataloaders": loaders(context, seed=2)}
-    return {
-        schedule: fit_both(context, lambda s=schedule: Scheduled(s), lambda: both, max_epochs=3, accumulate_grad_batches=2)  # type: ignore[misc]
-        for schedule in SCHEDULES
-    }
+    arguments: dict[str, Any] = {"max_epochs": 3, "accumulate_grad_batches": 2}
+    return {name: fit_both(context, partial(Scheduled, name), lambda: both, **arguments) for name in SCHEDULES}
 
 
 def test_learning_rates_of_every_interval_equal_ddp(ranks: RankPool) -> None:
@@ -239,9 +243,8 @@ def log_with(context: RankContext, strategy: Strategy, folder: Path) -> list[str
         LearningRateMonitor("step"),
         ModelCheckpoint(dirpath=folder / "best", monitor="val_loss", save_top_k=1, save_last=True),
     ]
-    trainer = trainer_on_pool(
-        context, strategy, logger=made, callbacks=callbacks, enable_checkpointing=True, max_epochs=2, log_every_n_steps=1
-    )
+    arguments = {"enable_checkpointing": True, "max_epochs": 2, "log_every_n_steps": 1}
+    trainer = trainer_on_pool(context, strategy, logger=made, callbacks=callbacks, **arguments)
     trainer.fit(Scheduled("step"), loaders(context), loaders(context, seed=2))
     best = [trainer.checkpoint_callback.best_model_path]  # type: ignore[union-attr]
     trainer.test(Stages(), loaders(context), verbose=False)

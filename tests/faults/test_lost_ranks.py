@@ -95,9 +95,9 @@ def test_a_pause_shorter_than_the_deadline_fails_nothing(ranks: RankPool, rank: 
 
 
 def test_an_error_in_a_lane_is_the_ranks_own_and_told_as_such(ranks: RankPool) -> None:
-    """What the seam does not know as a failure between ranks (here: a plan that raises in a lane) blames nobody else."""
+    """What the seam does not know as a failure between ranks (a plan that raises in a lane) blames nobody else."""
     fault = Fault(1, "raise", *POINTS["reduce"][:2], nth=SECOND)
     endings = ranks.run(sum_until_failure, layout=HOSTS, args=([fault],), init_group=False, fresh=True, deadline_s=30)
-    assert endings[1].error == "foreign InjectedError"
+    assert "InjectedError" in endings[1].text
     for rank in (0, 2, 3):
         assert_accused(endings[rank], 1, "a")
