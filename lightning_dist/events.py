@@ -108,7 +108,7 @@ class EventStream:
 
     def remove_sink(self, sink: Sink) -> None:
         """Undo :meth:`add_sink`; unknown sinks are ignored."""
-        self._sinks = tuple(s for s in self._sinks if s is not sink)
+        self._sinks = tuple(s for s in self._sinks if s != sink)
 
     def snapshot(self) -> list[Event]:
         """The events now in the buffer, oldest first."""

@@ -120,6 +120,7 @@ class HierDistStrategy(ParallelStrategy):
         self._process_group_backend = process_group_backend
         self.start_method = start_method
         self._layer_sync_applied = False
+        self._buffers_due = False
         self._run: build.RunContext | None = None
         self._all_reduce: HierarchicalAllReduce | None = None
         self._sparse: SparseAllReduce | None = None
@@ -231,6 +232,7 @@ class HierDistStrategy(ParallelStrategy):
             self._open_training(trainer)
             self.setup_optimizers(trainer)
         else:
+            vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)  # Lightning's again, after a fit
             _sync_module_states(self.model)
         self.setup_precision_plugin()
         if is_fitting:
@@ -272,7 +274,7 @@ class HierDistStrategy(ParallelStrategy):
         """Stamp events with the step; wrap the model anew if other parameters than before want gradients."""
         assert self.lightning_module is not None
         self.events.step = self.lightning_module.global_step
-        if isinstance(self.model, DataParallel) and not self.model.covers(self.lightning_module):
+        if isinstance(self.model, DataParallel) and not self.model.is_current:
             self._wrap_model()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -327,24 +329,26 @@ class HierDistStrategy(ParallelStrategy):
     # -- validating, testing, predicting: no gradients, so no wrapper; ranks may differ in their number of batches -----
 
     def on_validation_start(self) -> None:
-        """Bring buffers to rank 0's state once, as a wrapped forward would at each batch."""
-        self._sync_buffers()
+        """Bring buffers to rank 0's state once, as a wrapped forward would at each batch.
 
-    def on_test_start(self) -> None:
-        """See :meth:`on_validation_start`."""
-        self._sync_buffers()
-
-    def on_predict_start(self) -> None:
-        """See :meth:`on_validation_start`."""
-        self._sync_buffers()
-
-    def _sync_buffers(self) -> None:
-        if isinstance(self.model, DataParallel):
-            self.model.sync_buffers()
+        Weight averaging swaps its buffers in after this hook, so it waits for the first batch if all ranks surely have
+        one.
+        """
+        model, module = self.model, self.lightning_module
+        if not isinstance(model, DataParallel) or not model.syncs_buffers or self._agreement is None:
+            return  # not within fit, or nothing to do
+        assert module is not None
+        has_batches = 0 < sum(module.trainer.fit_loop.epoch_loop.val_loop.max_batches) < float("inf")
+        self._buffers_due = all(self._agreement.exchange(int(has_batches)))
+        if not self._buffers_due:
+            model.sync_buffers()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
         assert self.lightning_module is not None
+        if self._buffers_due and isinstance(self.model, DataParallel):
+            self.model.sync_buffers()
+        self._buffers_due = False
         with self._named_failures("validation_step"), self.precision_plugin.val_step_context():
             return self.lightning_module.validation_step(*args, **kwargs)
 

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+
+from lightning_dist.errors import CollectiveError
 
 Step = Callable[[], None]
 
@@ -49,10 +52,6 @@ class _Piece:
         self.steps = steps
         self.done = done
         self.failed = failed
-
-
-class LaneClosedError(RuntimeError):
-    """Work was submitted to lanes that have ended."""
 
 
 class ThreadPipeline:
@@ -87,16 +86,19 @@ class ThreadPipeline:
         if len(steps) != len(self._queues):
             raise ValueError(f"{len(steps)} steps for {len(self._queues)} lanes")
         if self._closed:
-            raise LaneClosedError("the lanes have ended; the strategy was torn down")
+            raise CollectiveError(
+                "the lanes have ended, because the strategy was torn down: nothing can be sent any more"
+            )
         self._queues[0].put(_Piece(steps, done, failed))
 
     def close(self, timeout_s: float) -> None:
-        """See :class:`Pipeline`. Waits at most ``timeout_s`` seconds for each thread to end."""
+        """See :class:`Pipeline`. Waits at most ``timeout_s`` seconds for the threads to end."""
         if not self._closed:
             self._closed = True
             self._queues[0].put(None)
+        give_up_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, give_up_s - time.monotonic()))
 
     def _run_lane(self, index: int) -> None:
         last = index == len(self._queues) - 1
@@ -106,17 +108,22 @@ class ThreadPipeline:
                 if not last:
                     self._queues[index + 1].put(None)
                 return
-            if self._failure is None:
-                try:
-                    piece.steps[index]()
-                    if last:
-                        piece.done()
-                except BaseException as error:
-                    self._fail(error)
+            if self._failure is None and self._run_step(piece, index, last=last) and last:
+                continue  # it is done, whatever fails from now on
             if self._failure is not None:
                 piece.failed(self._failure)
-            elif not last:
+            else:
                 self._queues[index + 1].put(piece)
+
+    def _run_step(self, piece: _Piece, index: int, *, last: bool) -> bool:
+        try:
+            piece.steps[index]()
+            if last:
+                piece.done()
+        except BaseException as error:
+            self._fail(error)
+            return False
+        return True
 
     def _fail(self, error: BaseException) -> None:
         with self._failure_lock:

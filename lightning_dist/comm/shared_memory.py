@@ -24,7 +24,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -37,14 +36,6 @@ _SIGNAL = struct.Struct("<QQ")  # sequence number, fingerprint of the operation
 _ABORT = (1 << 64) - 1
 _HELLO = struct.Struct("<16sII")  # the group's secret, index of the caller, channel
 _MAX_MESSAGE = 2048
-
-
-@dataclass(frozen=True)
-class _Handshake:
-    """What a rank publishes so that its host's peers can reach it; ``address`` is empty if it cannot share memory."""
-
-    address: str
-    secret: str
 
 
 class UnsharedMemoryError(RuntimeError):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 _FOREVER = timedelta(days=365)
 _POLL_S = 0.05
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Activity:
@@ -231,11 +232,18 @@ def _dismiss(
 
 
 def _position(thread: int) -> str:
-    """File, line and function in which a thread is."""
-    frame = sys._current_frames().get(thread)
+    """File, line and function in which a thread is, seen from the user's code where that is on the stack."""
+    innermost = frame = sys._current_frames().get(thread)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    frame = frame or innermost
     if frame is None:
         return "its end"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_library(file: str) -> bool:
+    return "site-packages" in file or file.startswith((os.path.dirname(threading.__file__), _PACKAGE, "<frozen"))
 
 
 def _failed(rank: int) -> str:

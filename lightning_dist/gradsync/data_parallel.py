@@ -24,16 +24,20 @@ class DataParallel(DistributedDataParallel):
     ) -> None:
         super().__init__(module, **arguments)
         self._operation = operation
-        self._covered = _trained(module)
+        self._seen = tuple(module.parameters())  # listed once: walking a module tree at each step would cost
+        self._trained = [parameter.requires_grad for parameter in self._seen]
         self._static_graph_flushed = False
         self._static_graph_recorded = False
 
-    def covers(self, module: nn.Module) -> bool:
+    @property
+    def is_current(self) -> bool:
         """Whether the parameters that want gradients now are those it was made for, or, if unused ones are looked for,
         among them.
         """
-        trained = _trained(module)
-        return trained <= self._covered if self.find_unused_parameters else trained == self._covered
+        trained = [parameter.requires_grad for parameter in self._seen]
+        if self.find_unused_parameters:
+            return not any(now and not before for now, before in zip(trained, self._trained, strict=True))
+        return trained == self._trained
 
     def flush_static_graph(self) -> None:
         """Launch what a static graph's first backward held back; under manual optimization nobody else does. Once."""
@@ -55,16 +59,16 @@ class DataParallel(DistributedDataParallel):
             with super().no_sync():
                 yield
 
+    @property
+    def syncs_buffers(self) -> bool:
+        """Whether there are buffers, and it was made to keep them alike."""
+        return bool(self.will_sync_module_buffers())  # type: ignore[no-untyped-call]
+
     def sync_buffers(self) -> None:
         """Give every rank the buffers of rank 0, if it was made to; collective."""
-        if self.will_sync_module_buffers():  # type: ignore[no-untyped-call]
+        if self.syncs_buffers:
             self._sync_buffers()
 
     def _sync_buffers(self) -> None:  # also called by the forward
         with self._operation("broadcast of buffers"):
             super()._sync_buffers()  # type: ignore[no-untyped-call]
-
-
-def _trained(module: nn.Module) -> frozenset[int]:
-    """Identity of the parameters that want gradients."""
-    return frozenset(id(parameter) for parameter in module.parameters() if parameter.requires_grad)

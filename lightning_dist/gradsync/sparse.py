@@ -46,7 +46,8 @@ class SparseAllReduce:
         Returns:
             A future of the mean, coalesced.
         """
-        future: Future[torch.Tensor] = Future()
+        on_cuda = tensor.is_cuda
+        future: Future[torch.Tensor] = Future(devices=[tensor.device]) if on_cuda else Future()
         mean = tensor.coalesce()
 
         def average() -> None:
@@ -54,6 +55,10 @@ class SparseAllReduce:
             self._collectives.all_reduce(mean, self._group)
             mean.div_(self._world_size)
 
+        if on_cuda:  # enqueues on the caller's stream, and so in order
+            average()
+            future.set_result(mean)
+            return future
         self._pipeline.submit([average], done=lambda: future.set_result(mean), failed=lambda e: _fail(future, e))
         return future
 

@@ -131,6 +131,13 @@ SMALL_BUCKETS = {"sync": {"bucket_bytes": 1024, "chunk_bytes": 4096}}
 FIND = {"find_unused_parameters": True}
 
 
+def named(value: Any) -> str:
+    """A parameter in the name of its test."""
+    if isinstance(value, dict):
+        return "+".join(key for key in value if key != "sync") or "plain"
+    return value.__name__ if isinstance(value, type) else f"over {value}"
+
+
 @pytest.mark.parametrize(
     ("kind", "strategy", "accumulation"),
     [
@@ -152,7 +159,7 @@ FIND = {"find_unused_parameters": True}
         (Sparse, SMALL_BUCKETS, 1),
         (Sparse, {"sync": {"algorithm": "flat"}}, 3),
     ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else "-".join(map(str, value)) or "plain",
+    ids=named,
 )
 def test_equals_ddp(ranks: RankPool, kind: type[ShapedModule], strategy: dict[str, Any], accumulation: int) -> None:
     arguments = (kind, strategy, {"accumulate_grad_batches": accumulation})

@@ -77,6 +77,13 @@ def test_slurm_variables(by_script: FreshResult) -> None:
     assert ends_of("".join(result.stdout for result in results)) == ends_of(by_script.stdout)
 
 
+def test_sigterm_on_a_started_rank_stops_all() -> None:
+    result = run_script([SCRIPT, "--fail", "sigterm", "--rank", "1"], deadline_s=60).check()  # exit status 0, as ddp's
+    stops = dict(re.findall(r"rank (\d+) stops at (\d+) by SIGTERMException", result.stdout))
+    assert stops == {"0": "3", "1": "3"}
+    assert not ends_of(result.stdout)
+
+
 CLI_TRAINER = [
     "--trainer.accelerator=cpu",
     "--trainer.devices=2",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def sum_until_failure(
     point = FaultPlan(faults).point(context.rank, context.tmp_path)
     lost = {fault.rank for fault in faults if fault.kind in ("kill", "stop")}
     survivors = [rank for rank in range(context.world_size) if rank not in lost]
-    dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=20))
     events = EventStream(rank=context.rank)
     config = SyncConfig(**{**SYNC, **(sync or {})})
     ending = Ending()
@@ -101,6 +102,52 @@ def sum_until_failure(
         dist.destroy_process_group()
     end_stopped(context.tmp_path, rank=context.rank, survivors=survivors, deadline_s=20)
     return Ending(ending.error, ending.text, ending.after_s, close_s, _threads_left(within_s=3.0))
+
+
+def sum_of(context: RankContext, sizes: Sequence[int], dtypes: Sequence[str], sync: dict[str, Any]) -> Ending:
+    """One sum, of a size and a type that may differ between ranks."""
+    dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=20))
+    config = SyncConfig(**{**SYNC, **sync})
+    with contextlib.ExitStack() as stack:
+        run = build.open_run(
+            TopologyConfig(), config, events=EventStream(rank=context.rank), device=torch.device("cpu")
+        )
+        stack.callback(run.close)
+        all_reduce = build.open_gradient_all_reduce(run, config)
+        stack.callback(all_reduce.close)
+        agreed = torch.ones(NUMEL)
+        all_reduce.all_reduce(agreed)
+        start_s = time.monotonic()
+        try:
+            all_reduce.all_reduce(torch.ones(sizes[context.rank], dtype=getattr(torch, dtypes[context.rank])))
+        except Exception as error:
+            return Ending(type(error).__name__, str(error), time.monotonic() - start_s)
+    return Ending()
+
+
+def sum_until_cut_off(context: RankContext, signal_path: str, steps: int, timeout_s: float) -> Ending:
+    """Sum again and again; ``signal_path`` appears when all are at it, and holds the time when a link was pulled."""
+    dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=20))
+    config = SyncConfig(**{**SYNC, "timeout_s": timeout_s})
+    ending, signal = Ending(), Path(signal_path)
+    with contextlib.ExitStack() as stack:
+        run = build.open_run(
+            TopologyConfig(), config, events=EventStream(rank=context.rank), device=torch.device("cpu")
+        )
+        stack.callback(run.close)
+        all_reduce = build.open_gradient_all_reduce(run, config)
+        stack.callback(all_reduce.close)
+        try:
+            for step in range(steps):
+                all_reduce.all_reduce(torch.ones(NUMEL))
+                time.sleep(0.02)
+                if step == 5 and context.rank == 0:
+                    signal.touch()
+        except Exception as error:
+            pulled_s = float(signal.read_text() or time.monotonic())
+            ending = Ending(type(error).__name__, str(error), time.monotonic() - pulled_s)
+        start_s = time.monotonic()
+    return Ending(ending.error, ending.text, ending.after_s, time.monotonic() - start_s)
 
 
 def _threads_left(*, within_s: float) -> tuple[str, ...]:

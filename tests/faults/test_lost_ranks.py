@@ -57,7 +57,7 @@ def test_a_killed_rank_is_named_by_all_others(ranks: RankPool, rank: int, point:
         assert_closed(ending)
 
 
-@pytest.mark.parametrize(("rank", "point"), [(1, "reduce"), (2, "cross"), (3, "gather"), (3, "between")])
+@pytest.mark.parametrize(("rank", "point"), [(1, "reduce"), (3, "gather")])
 def test_a_stopped_rank_is_named_by_all_others(ranks: RankPool, rank: int, point: str) -> None:
     for ending in strike(ranks, "stop", rank, point):
         assert_accused(ending, rank, HOST_OF_RANK[rank])

@@ -39,6 +39,8 @@ def clean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str
     environment["PYTHONFAULTHANDLER"] = "1"  # SIGABRT prints the stacks
     environment["PYTHONUNBUFFERED"] = "1"
     environment["GLOO_SOCKET_IFNAME"] = "lo"
+    # TCPStore's server asks for the name of each client in its only thread: without an answering DNS, 5 s a time.
+    environment["RES_OPTIONS"] = "timeout:1 attempts:1"
     environment.update(changes or {})
     return environment
 

@@ -1,11 +1,13 @@
 """A user's script: trains a small model and prints what each rank ends with.
 
-python train.py [--strategy hierdist] [--devices 2] [--nodes 1] [--fail setup|training|validation --rank 1]
+python train.py [--strategy hierdist] [--devices 2] [--nodes 1] [--fail setup|training|validation|sigterm --rank 1]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from typing import Any
 
@@ -15,6 +17,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_dist  # noqa: F401  # registers the names
+
+
+class Stops(pl.Callback):
+    """Prints where a run that does not come to its end stops."""
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        sys.stdout.write(f"rank {trainer.global_rank} stops at {trainer.global_step} by {type(exception).__name__}\n")
+        sys.stdout.flush()
 
 
 class Model(pl.LightningModule):
@@ -29,18 +39,26 @@ class Model(pl.LightningModule):
         if phase == self.fail and self.global_rank == self.rank:
             raise ValueError(f"no luck in {phase}")
 
+    def terminate(self) -> None:
+        if self.fail == "sigterm" and self.global_rank == self.rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def setup(self, stage: str) -> None:
         self.fail_in("setup")
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if batch_idx == 1:
             self.fail_in("training")
+            self.terminate()
         return nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         if not self.trainer.sanity_checking:
             self.fail_in("validation")
         self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        return [Stops()]
 
     def on_train_end(self) -> None:
         total = sum(float(p.detach().double().sum()) for p in self.net.parameters())

@@ -1,0 +1,123 @@
+"""A rank that fails while it trains: its own error is shown on it, and all others end by one that names it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lightning_dist.errors import CollectiveError
+from tests.distributed.lightning_runs import (
+    Batch,
+    OddModule,
+    loader_of,
+    make_batches,
+    mse,
+    sgd,
+    strategy_of,
+    trainer_on_pool,
+)
+from tests.faults.runs import HOSTS, LOAD_S
+from tests.support.faults import InjectedError
+from tests.support.ranks import Died, RankPool
+from tests.support.tasks import RankContext
+
+PHASES = ("setup", "configure_optimizers", "forward", "backward", "optimizer_step", "validation_step")
+TIMEOUT_S = 6.0
+
+
+class Faulty(OddModule):
+    """Fails on one rank in one phase, in the second batch where there are batches."""
+
+    def __init__(self, rank: int, phase: str, fail: Any) -> None:
+        super().__init__(sgd)
+        self._faulty_rank = rank
+        self._phase = phase
+        self._fail = fail
+        self.net[2].weight.register_hook(lambda gradient: self._at("backward", gradient))
+
+    def setup(self, stage: str) -> None:
+        self._at("setup")
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        self._at("forward")
+        return mse(self.net, batch)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        self._at("validation_step")
+        return super().validation_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self._at("configure_optimizers")
+        return super().configure_optimizers()
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self._at("optimizer_step")
+
+    def _at(self, phase: str, value: Any = None) -> Any:
+        early = phase in ("setup", "configure_optimizers", "validation_step")
+        if (self.global_rank, phase) == (self._faulty_rank, self._phase) and (early or self.global_step >= 1):
+            self._fail()
+        return value
+
+
+def raise_injected() -> None:
+    raise InjectedError("the disk of this rank is full")
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(context: RankContext, rank: int, phase: str, kill: bool) -> dict[str, Any]:
+    """How this rank's fit ended."""
+    module = Faulty(rank, phase, kill_self if kill else raise_injected)
+    trainer = trainer_on_pool(context, strategy_of(sync={"timeout_s": TIMEOUT_S}))
+    batches = make_batches(context.world_size, 5)[context.rank]
+    start_s = time.monotonic()
+    try:
+        trainer.fit(module, loader_of(batches), loader_of(batches))
+    except Exception as error:
+        return {
+            "is_ours": isinstance(error, CollectiveError),
+            "text": f"{type(error).__name__}: {error}",
+            "after_s": time.monotonic() - start_s,
+        }
+    finally:
+        with contextlib.suppress(RuntimeError):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return {"is_ours": False, "text": "", "after_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("phase", "rank"), [(phase, 1 + 2 * (number % 2)) for number, phase in enumerate(PHASES)], ids=PHASES
+)
+def test_an_error_of_the_users_code_ends_all_ranks(ranks: RankPool, phase: str, rank: int) -> None:
+    ended = ranks.run(train, layout=HOSTS, args=(rank, phase, False), init_group=False, fresh=True, deadline_s=40)
+    assert ended[rank]["text"].startswith("InjectedError: the disk of this rank is full")
+    host = "a" if rank < 2 else "b"
+    for other in (other for other in range(4) if other != rank):
+        assert ended[other]["is_ours"], ended[other]
+        assert f"rank {rank} (host {host})" in ended[other]["text"]
+        assert "the disk of this rank is full" in ended[other]["text"]
+        assert ended[other]["after_s"] < TIMEOUT_S + LOAD_S
+
+
+@pytest.mark.parametrize(("phase", "rank"), [("setup", 3), ("backward", 0), ("validation_step", 2)])
+def test_a_rank_killed_while_training_is_named(ranks: RankPool, phase: str, rank: int) -> None:
+    ended = ranks.run(train, layout=HOSTS, args=(rank, phase, True), init_group=False, may_die=[rank], deadline_s=40)
+    host = "a" if rank < 2 else "b"
+    for other, ending in enumerate(ended):
+        if other == rank:
+            assert isinstance(ending, Died)
+            continue
+        assert ending["is_ours"], ending
+        assert f"rank {rank} (host {host})" in ending["text"], ending

@@ -1,0 +1,79 @@
+"""Bytes on each host's link, counted by the kernel, against the formulas.
+
+On the link a payload comes with the headers of full TCP packets (:func:`lightning_dist.laws.tcp_wire_bytes`: 1.046
+bytes a byte), less where the kernel hands over segments of up to 64 KB with one header; on top come the
+acknowledgements of what the host receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_dist.laws import flat_bytes_per_host, hierarchical_bytes_per_host, tcp_wire_bytes
+from tests.multihost.traffic import Traffic, count_sum, values_of
+from tests.support.cluster import NamespaceCluster
+from tests.support.ranks import RankPool
+
+Layout = dict[str, list[int]]
+LAYOUTS: dict[str, Layout] = {
+    "2x2": {"a": [0, 1], "b": [2, 3]},
+    "2x2 cyclic": {"a": [0, 2], "b": [1, 3]},
+    "3+1": {"a": [0, 1, 2], "b": [3]},
+    "2x4": {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]},
+    "4x2": {"a": [0, 1], "b": [2, 3], "c": [4, 5], "d": [6, 7]},
+}
+NUMEL = 1_000_003  # 4 MB, and no number of ranks divides it
+SIZE_BYTES = 4 * NUMEL
+ACKNOWLEDGED = 0.03  # bytes for a byte received; with the headers, within 8% of the formula
+
+Count = Callable[[str, dict[str, Any]], dict[str, int]]
+
+
+@pytest.fixture
+def count(make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool]) -> Count:
+    """Sum once in a layout; check the result on all ranks; bytes sent by each host."""
+
+    def run(name: str, sync: dict[str, Any]) -> dict[str, int]:
+        layout = LAYOUTS[name]
+        cluster = make_cluster(len(layout), rate_mbit=400)
+        seen: list[Traffic] = make_pool(cluster, layout).run(count_sum, args=(NUMEL, sync), deadline_s=60)
+        expected = torch.stack([values_of(rank, NUMEL) for rank in range(len(seen))]).sum(0)
+        for traffic in seen:
+            assert torch.equal(traffic.result, expected)
+        return {traffic.host: traffic.sent_bytes for traffic in seen}
+
+    return run
+
+
+def assert_sent(sent: dict[str, int], payload_bytes: float) -> None:
+    for host, got in sent.items():
+        ratio = got / payload_bytes
+        print(f"host {host}: {got} bytes, {ratio:.3f} x formula")
+        assert payload_bytes <= got <= tcp_wire_bytes(payload_bytes) + ACKNOWLEDGED * payload_bytes, ratio
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_hierarchical_sends_the_least_in_any_placement(count: Count, name: str) -> None:
+    sent = count(name, {"chunk_bytes": 1 << 20})
+    assert_sent(sent, hierarchical_bytes_per_host(SIZE_BYTES, len(LAYOUTS[name])))
+
+
+def test_sockets_inside_a_host_leave_the_link_alone(count: Count) -> None:
+    sent = count("2x2 cyclic", {"chunk_bytes": 1 << 20, "shared_memory": "off"})
+    assert_sent(sent, hierarchical_bytes_per_host(SIZE_BYTES, 2))
+
+
+@pytest.mark.parametrize("name", ["2x2 cyclic", "4x2"])
+def test_bf16_on_the_wire_halves_the_bytes(count: Count, name: str) -> None:
+    sent = count(name, {"chunk_bytes": 1 << 20, "wire_dtype": "bf16"})
+    assert_sent(sent, hierarchical_bytes_per_host(SIZE_BYTES, len(LAYOUTS[name])) / 2)
+
+
+@pytest.mark.parametrize(("name", "leaving_edges"), [("2x2", 1), ("2x2 cyclic", 2)])
+def test_a_flat_ring_sends_what_its_formula_says(count: Count, name: str, leaving_edges: int) -> None:
+    sent = count(name, {"algorithm": "flat"})
+    assert_sent(sent, flat_bytes_per_host(SIZE_BYTES, 4, leaving_edges=leaving_edges))

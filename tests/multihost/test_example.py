@@ -1,0 +1,40 @@
+"""The example over two hosts, launched on each as a user does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import NamespaceCluster
+from tests.support.processes import REPO_ROOT
+
+OVERRIDES = [
+    "model=gpt-tiny",
+    "trainer=debug",
+    "trainer.devices=2",
+    "trainer.num_nodes=2",
+    "trainer.detect_anomaly=false",
+    "sample_bytes=8",
+    "name=two_hosts",
+]
+
+
+@pytest.mark.slow
+def test_it_trains_on_two_hosts_of_two_ranks(make_cluster: Callable[..., NamespaceCluster], tmp_path: Path) -> None:
+    cluster = make_cluster(2, rate_mbit=400)
+    sent_before = cluster.tx_bytes()
+    command = [REPO_ROOT / "examples" / "train.py", *OVERRIDES]
+    with cluster.start_on_hosts(command, cwd=tmp_path, env={"COLUMNS": "200"}) as hosts:
+        first, second = hosts.wait(deadline_s=100)
+        first.check()
+        second.check()
+        assert hosts.survivors(within_s=5) == []
+    assert re.search(r"ranks\s*│\s*4 ", first.stdout)
+    assert re.search(r"steps\s*│\s*3 ", first.stdout)
+    assert "bits per byte" in first.stdout
+    assert "bits per byte" not in second.stdout, "only rank 0 reports"
+    sent = {name: after - sent_before[name] for name, after in cluster.tx_bytes().items()}
+    assert all(count > 100_000 for count in sent.values()), "gradients crossed the link"

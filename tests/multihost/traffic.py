@@ -1,0 +1,55 @@
+"""What the multi-host tests run on ranks: sums whose bytes on the link are counted by the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.distributed.runs import opened
+from tests.support.tasks import RankContext
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank saw of one sum.
+
+    Attributes:
+        host: Where the rank sits.
+        sent_bytes: What the host sent on its link meanwhile, headers and acknowledgements included.
+        result: The sum.
+    """
+
+    host: str
+    sent_bytes: int
+    result: torch.Tensor
+
+
+def sent_bytes() -> int:
+    """Bytes this host has sent on eth0 since it was made."""
+    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+        device, _, counters = line.partition(":")
+        if device.strip() == "eth0":
+            return int(counters.split()[8])
+    raise RuntimeError("this host has no eth0")
+
+
+def values_of(rank: int, numel: int) -> torch.Tensor:
+    """Small integers, exact in every order of summation and in bf16."""
+    return ((torch.arange(numel) * 7 + rank * 3) % 5).float()
+
+
+def count_sum(context: RankContext, numel: int, sync: dict[str, Any]) -> Traffic:
+    """Sum fp32 values over all ranks; between barriers, so that each host counts the sum and nothing else of weight."""
+    with opened(context, sync) as (_, all_reduce):
+        all_reduce.all_reduce(torch.ones(1000))
+        tensor = values_of(context.rank, numel)
+        context.barrier()
+        before = sent_bytes()
+        all_reduce.all_reduce(tensor)
+        context.barrier()
+        after = sent_bytes()
+        context.barrier()
+    return Traffic(context.host, after - before, tensor)

@@ -1,0 +1,89 @@
+"""Ranks that ask for different operations; the ranks take turns in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lightning_dist.comm.collectives import Collectives
+from lightning_dist.comm.signatures import SignatureCheck
+from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError
+from lightning_dist.events import EventStream
+
+
+class CountingStore:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self.store = store
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> object:
+        self.calls += 1
+        return getattr(self.store, name)
+
+
+def make_pair() -> tuple[SignatureCheck, SignatureCheck, CountingStore]:
+    store = dist.HashStore()
+    counting = CountingStore(store)
+    checks = [
+        SignatureCheck(
+            counting if rank else store,  # type: ignore[arg-type]
+            collectives=Collectives(events=EventStream(rank=rank), timeout_s=0.2, rank=rank, host_of_rank=["a", "b"]),
+            world_size=2,
+        )
+        for rank in range(2)
+    ]
+    return checks[0], checks[1], counting
+
+
+def test_what_was_agreed_costs_nothing_when_it_comes_again() -> None:
+    zero, one, store = make_pair()
+    buckets = [torch.zeros(10), torch.zeros(20), torch.zeros(30)]
+    for _ in range(2):  # the second step begins after the last bucket, which is new
+        for bucket in buckets:
+            zero.check(bucket, mean=True)
+            one.check(bucket, mean=True)
+    calls = store.calls
+    for _ in range(5):
+        for bucket in buckets:
+            one.check(bucket, mean=True)
+    assert store.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("tensor", "mean"),
+    [(torch.zeros(11), False), (torch.zeros(10, dtype=torch.int32), False), (torch.zeros(10), True)],
+    ids=["size", "type", "operation"],
+)
+def test_a_difference_is_told_with_both_sides(tensor: torch.Tensor, mean: bool) -> None:
+    zero, one, _ = make_pair()
+    zero.check(torch.zeros(10), mean=False)
+    with pytest.raises(
+        CollectiveMismatchError, match=r"rank 1 \(host b\) asks for .* rank 0 \(host a\) for the sum of 10 x"
+    ):
+        one.check(tensor, mean=mean)
+
+
+def test_another_order_of_known_operations_is_a_difference_too() -> None:
+    zero, one, _ = make_pair()
+    small, large = torch.zeros(1), torch.zeros(2)
+    for tensor in (small, large):
+        zero.check(tensor, mean=True)
+        one.check(tensor, mean=True)
+    zero.check(small, mean=True)
+    with pytest.raises(CollectiveMismatchError):
+        one.check(large, mean=True)
+
+
+def test_rank_0_may_be_late_but_not_for_ever() -> None:
+    _, one, _ = make_pair()
+    with pytest.raises(CollectiveTimeoutError, match=r"rank 1 \(host b\): all_reduce on group 'signatures'"):
+        one.check(torch.zeros(1), mean=False)
+
+
+def test_shapes_may_differ_where_sizes_do_not() -> None:
+    zero, one, _ = make_pair()
+    zero.check(torch.zeros(6), mean=True)
+    one.check(torch.zeros(2, 3), mean=True)
