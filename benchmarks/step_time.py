@@ -3,8 +3,8 @@
     python -m benchmarks.step_time --scenario 2x2 2x2:cyclic --pairs 5
     python -m benchmarks.step_time --all
 
-Arms alternate (A B C, A B C, ...) on the same hosts; the figure is the median of the ratios within a round, which drifts
-of the machine do not move. Needs root and iproute2. Results go to ``benchmarks/results/``.
+Arms alternate (A B C, A B C, ...) on the same hosts; the figure is the median of the ratios within a round, which
+drifts of the machine do not move. Needs root and iproute2. Results go to ``benchmarks/results/``.
 """
 
 from __future__ import annotations

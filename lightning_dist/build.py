@@ -191,6 +191,13 @@ def open_sparse_all_reduce(run: RunContext, module: torch.nn.Module) -> SparseAl
     return SparseAllReduce(run.collectives, run.cluster.world_size)
 
 
+def describe(run: RunContext, all_reduce: HierarchicalAllReduce) -> str:
+    """Who takes part and which way gradients go, in a line."""
+    cluster = run.cluster
+    hosts = "1 host" if cluster.num_hosts == 1 else f"{cluster.num_hosts} hosts"
+    return f"hierdist: {cluster.world_size} ranks on {hosts}; gradients: {all_reduce.description}"
+
+
 def _default_group() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None, "the default process group exists"

@@ -28,9 +28,10 @@ from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lightning_dist import build
+from lightning_dist.capabilities import without_effect
 from lightning_dist.comm.agreement import Agreement, DelayedVote
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.config import (
@@ -246,7 +247,21 @@ class HierDistStrategy(ParallelStrategy):
         if self.world_size > 1:
             self._stop_vote = DelayedVote(build.open_agreement(self._run))
             self._take_over_sigterm(trainer)
+            self._announce()
         self._wrap_model()
+
+    def _announce(self) -> None:
+        """Say once which way gradients go, and what was set but does nothing here."""
+        assert self._run is not None
+        assert self._all_reduce is not None
+        rank_zero_info(build.describe(self._run, self._all_reduce))
+        for said in without_effect(
+            self.sync_config,
+            self.topology_config,
+            num_hosts=self._run.cluster.num_hosts,
+            device_type=self.root_device.type,
+        ):
+            rank_zero_warn(said)
 
     def _wrap_model(self) -> None:
         assert self._run is not None

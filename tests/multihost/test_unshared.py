@@ -1,0 +1,31 @@
+"""Ranks that are told to be on one host but share no memory (containers of one name): found out, and done without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tests.distributed.runs import opened
+from tests.support.cluster import NamespaceCluster
+from tests.support.ranks import RankPool
+from tests.support.tasks import RankContext
+
+
+def sum_and_describe(context: RankContext) -> tuple[list[float], str]:
+    with opened(context, {"chunk_bytes": 4096}) as (run, all_reduce):
+        assert run.cluster.num_hosts == 2
+        tensor = torch.full((5000,), float(context.rank + 1))
+        all_reduce.all_reduce(tensor)
+        return tensor.unique().tolist(), all_reduce.description
+
+
+def test_one_host_by_name_only(
+    make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool]
+) -> None:
+    """Ranks 0 and 1 sit in different containers of host "x", 2 and 3 share memory on host "y"."""
+    pool = make_pool(make_cluster(3), {"a": [0], "b": [1], "c": [2, 3]})
+    names = [{"HIERDIST_HOST": name} for name in ("x", "x", "y", "y")]
+    for rank, (values, description) in enumerate(pool.run(sum_and_describe, env_per_rank=names)):
+        assert values == [10.0]
+        assert ("shared memory" in description) == (rank >= 2), description
