@@ -36,7 +36,7 @@ class Load:
     batch: int = 4
     compute_s: float = 0.0
     warmup: int = 1
-    steps: int = 2
+    steps: int = 1
 
 
 @dataclass

@@ -302,6 +302,7 @@ class Collectives:
         """Around what makes groups or wraps a model: translates what breaks between ranks, lets other errors pass."""
         try:
             with self.activity.waiting(what):
+                self._strike(what, group)
                 yield
         except (RuntimeError, OSError) as error:
             if not (isinstance(error, CollectiveError) or _is_between_ranks(error, str(error))):

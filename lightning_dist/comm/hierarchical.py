@@ -324,6 +324,7 @@ def _open_shared_leg(
         channels=SharedMemoryLeg.CHANNELS,
         describe=lambda position: collectives.where(members[position]),
         timeout_s=opening.config.timeout_s,
+        setup_timeout_s=opening.config.timeout_s,
     )
     if memory is None:
         return None

@@ -14,6 +14,7 @@ from tests.support.ranks import Died, RankPool
 HOST_OF_RANK = {rank: host for host, ranks in HOSTS.items() for rank in ranks}
 SECOND = CHUNKS + 3  # in the middle of the second tensor
 POINTS = {
+    "opening": ("opening the gradients' groups", "world", 1),
     "before": ("reduce_scatter", "reduce", 1),
     "reduce": ("reduce_scatter", "reduce", SECOND),
     "cross": ("all_reduce", "cross", SECOND),
@@ -49,6 +50,7 @@ def strike(
         (2, "reduce"),
         (3, "gather"),
         (3, "before"),
+        (3, "opening"),
     ],
 )
 def test_a_killed_rank_is_named_by_all_others(ranks: RankPool, rank: int, point: str) -> None:

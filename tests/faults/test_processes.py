@@ -13,17 +13,21 @@ SCRIPT = Path(__file__).parent / "scripts" / "train.py"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "lost"), [(signal.SIGKILL, 0), (signal.SIGSTOP, 3)], ids=["kill", "stop"])
-def test_all_processes_end_when_one_is_lost(signum: signal.Signals, lost: int) -> None:
-    survivors = [rank for rank in range(4) if rank != lost]
-    with FreshRanks.local(SCRIPT, placement={"a": [0, 1], "b": [2, 3]}) as ranks:
-        for rank in range(4):
+@pytest.mark.parametrize(
+    ("signum", "lost", "placement"),
+    [(signal.SIGKILL, 0, {"a": [0], "b": [1]}), (signal.SIGSTOP, 1, {"a": [0, 1]})],
+    ids=["kill", "stop"],
+)
+def test_the_process_of_the_other_rank_ends(signum: signal.Signals, lost: int, placement: dict[str, list[int]]) -> None:
+    host = next(host for host, ranks in placement.items() if lost in ranks)
+    with FreshRanks.local([SCRIPT, str(len(placement))], placement=placement) as ranks:
+        for rank in range(2):
             ranks.wait_for_output(rank, "under way", deadline_s=60)
         ranks.kill(lost, signum)
-        for result in ranks.wait(ranks=survivors, deadline_s=30):
-            assert result.returncode == 1
-            assert f"rank {lost} (host {'ab'[lost // 2]})" in result.stderr.splitlines()[-1]
-            assert "Error: rank" in result.stderr.splitlines()[-1]
+        (result,) = ranks.wait(ranks=[1 - lost], deadline_s=30)
+        assert result.returncode == 1
+        assert f"Error: rank {1 - lost}" in result.stderr.splitlines()[-1]
+        assert f"rank {lost} (host {host})" in result.stderr.splitlines()[-1]
         ranks.kill(lost, signal.SIGKILL)
         ranks.wait(ranks=[lost], deadline_s=10)
         assert ranks.survivors(within_s=5) == []

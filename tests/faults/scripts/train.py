@@ -1,6 +1,8 @@
-"""Trains until something breaks; run one process a rank, as torchrun would start it."""
+"""Trains until something breaks; run one process a rank, as torchrun would start it: ``train.py NUMBER_OF_HOSTS``."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -26,11 +28,12 @@ class Endless(LightningModule):
 
 
 if __name__ == "__main__":
+    num_hosts = int(sys.argv[1])
     Trainer(
         strategy=HierDistStrategy(sync={"timeout_s": 5.0}),
         accelerator="cpu",
-        devices=2,
-        num_nodes=2,
+        devices=2 // num_hosts,
+        num_nodes=num_hosts,
         plugins=[PoolEnvironment()],
         max_epochs=1,
         logger=False,
