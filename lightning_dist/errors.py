@@ -90,5 +90,5 @@ def unknown_option(what: str, given: object, allowed: Iterable[str]) -> UnknownO
     message = f"{what}={given!r} is unknown; allowed: {', '.join(names)}"
     close = difflib.get_close_matches(str(given), names, n=1)
     if close:
-        message += f". Did you mean {what}={close[0]}?"
+        message += f". Did you mean {close[0]}?"
     return UnknownOptionError(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 from collections.abc import Generator, Mapping
 from datetime import timedelta
@@ -29,6 +30,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist import build
 from lightning_dist.capabilities import without_effect
@@ -45,7 +47,7 @@ from lightning_dist.config import (
     resolve,
 )
 from lightning_dist.data.agreed import agreed_loader
-from lightning_dist.errors import CollectiveError, unknown_option
+from lightning_dist.errors import CollectiveError, ConfigError, unknown_option
 from lightning_dist.events import EventStream
 from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.sparse import SparseAllReduce
@@ -53,6 +55,13 @@ from lightning_dist.launch import RankLauncher
 from lightning_dist.parent_watch import watch_parent
 
 BroadcastT = TypeVar("BroadcastT")
+
+_OVERRIDES = {"find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers"}
+# What the strategy itself hands to DDP, or what would let it synchronise by other ways than ours, is not the user's.
+_DDP_ARGUMENTS = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {
+    *("self", "module", "device_ids", "output_device", "dim", "process_group", "device_mesh"),
+    *_OVERRIDES,
+}
 
 
 class HierDistStrategy(ParallelStrategy):
@@ -492,12 +501,15 @@ def _explain_unused_parameters(exception: BaseException) -> None:
 
 
 def _with_overrides(config: ParallelConfig, arguments: Mapping[str, Any]) -> tuple[ParallelConfig, dict[str, Any]]:
-    """DDP's arguments that are options of ours become options; the rest stays for DDP."""
-    ours = {
-        name: arguments[name]
-        for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
-        if name in arguments
-    }
+    """DDP's arguments that are options of ours become options; the rest stays for DDP, if it has them."""
+    if hooks := [name for name in arguments if name.startswith("ddp_comm_")]:
+        raise ConfigError(f"{hooks[0]} is not taken: the strategy has a comm hook; choose what it does with sync=")
+    own = set(inspect.signature(HierDistStrategy.__init__).parameters) - {"self", "ddp_arguments"}
+    allowed = sorted(own | _OVERRIDES | _DDP_ARGUMENTS)
+    for name in arguments:
+        if name not in allowed:
+            raise unknown_option("argument of HierDistStrategy", name, allowed)
+    ours = {name: value for name, value in arguments.items() if name in _OVERRIDES}
     return dataclasses.replace(config, **ours), {name: value for name, value in arguments.items() if name not in ours}
 
 

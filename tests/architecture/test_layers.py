@@ -1,6 +1,7 @@
 """The layers hold: who imports whom, what the base needs, what is packaged."""
 
 import configparser
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,4 +78,4 @@ def test_direct_dependencies_are_pinned() -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if not line.startswith("#")
     }
-    assert {name.split(">")[0] for name in wanted} == pinned
+    assert {re.split(r"[>\[]", name)[0] for name in wanted} == pinned

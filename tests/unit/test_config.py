@@ -180,7 +180,7 @@ def test_wrong_option_lists_the_right_ones() -> None:
         ("sync.wire_dtype=fp4", "allowed: same, bf16"),
         ("sync.algorithm=ring", "allowed: flat, hierarchical"),
         ("sync.chunk_bytes=1", "must be at least 4096 bytes"),
-        ("topology.tiers=two_tiers", "Did you mean topology.tiers=two_tier"),
+        ("topology.tiers=two_tiers", "Did you mean two_tier"),
         ("topology.tiers=three_tier", "needs topology.switches"),
         ("topology.probe.budget_s=60", "between 0.1 and 2 seconds"),
         ("parallel.mode=zero9", "allowed: ddp"),
