@@ -46,7 +46,7 @@ class Measured:
     Attributes:
         step_s: Seconds of each counted step.
         sent_bytes: Bytes this rank's host sent in the counted steps (of all its ranks).
-        exchange_s: Seconds from the first bucket's start to the last one's end, a step; ours only.
+        exchange_s: Seconds from this rank's first bucket to the end of its last, a step; ours only.
     """
 
     step_s: list[float]

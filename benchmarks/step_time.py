@@ -111,10 +111,12 @@ def _summary(
             "ratio_spread": [min(ratios), max(ratios)],
             "bytes_per_host_over_gradients": max(per_host) / scenario.load.steps / size if per_host else 0.0,
         }
-        windows = [max(w) for ranks in measured for w in zip(*(rank.exchange_s for rank in ranks), strict=True)]
+        # Until the last rank has its first bucket, that rank's compute is not hidden by anything.
+        windows = [min(w) for ranks in measured for w in zip(*(rank.exchange_s for rank in ranks), strict=True)]
         if windows and scenario.rate_mbit:
             hosts = cluster.num_hosts
             wire_s = 2 * size * (hosts - 1) / hosts / (scenario.rate_mbit * 1e6 / 8)
+            arms[arm]["exchange_s_all"] = windows
             arms[arm]["wire_limit_s"] = wire_s
             arms[arm]["wire_efficiency"] = wire_s / statistics.median(windows)
     return {"scenario": asdict(scenario), "gradient_bytes": size, "arms": arms}
