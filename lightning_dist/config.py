@@ -106,8 +106,8 @@ class SyncConfig:
     algorithm: str = "hierarchical"
     wire_dtype: str = "same"
     bucket_bytes: int = 8 * MIB
-    chunk_bytes: int = 4 * MIB
-    max_in_flight: int = 2
+    chunk_bytes: int = 2 * MIB
+    max_in_flight: int = 4
     shared_memory: str = "auto"
     timeout_s: float = 600.0
 
@@ -136,7 +136,8 @@ class ParallelConfig:
         mode: ``ddp``: each rank holds the whole model, gradients are averaged.
         find_unused_parameters: Look for parameters that took no part in a step; costs a walk of the graph.
         static_graph: The same parameters take part in every step, in the same order.
-        gradient_as_bucket_view: Gradients are views into the buckets, which saves their size in memory.
+        gradient_as_bucket_view: Gradients are views into the buckets, which saves their size in memory and two copies
+            a step. Set it to false for code that detaches or replaces ``.grad``.
         broadcast_buffers: Buffers (BatchNorm statistics) follow rank 0 at each training forward.
         uneven_inputs: What happens when ranks have different numbers of training batches: ``stop`` (all stop at the
             same step, the shortest rank's), ``error`` (a named error on all ranks), ``off`` (not checked; ranks that
@@ -146,7 +147,7 @@ class ParallelConfig:
     mode: str = "ddp"
     find_unused_parameters: bool = False
     static_graph: bool = False
-    gradient_as_bucket_view: bool = False
+    gradient_as_bucket_view: bool = True
     broadcast_buffers: bool = True
     uneven_inputs: str = "stop"
 

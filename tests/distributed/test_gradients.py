@@ -143,7 +143,7 @@ def named(value: Any) -> str:
     [
         (ShapedModule, {}, 3),
         (ShapedModule, SMALL_BUCKETS, 1),
-        (ShapedModule, {"gradient_as_bucket_view": True, **SMALL_BUCKETS}, 3),
+        (ShapedModule, {"gradient_as_bucket_view": False, **SMALL_BUCKETS}, 3),
         (ShapedModule, {"static_graph": True, **SMALL_BUCKETS}, 1),
         (ShapedModule, {"static_graph": True, **SMALL_BUCKETS}, 3),
         (Unused, {**FIND, **SMALL_BUCKETS}, 3),
