@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TextIO
 
 from tests.support.leaks import Snapshot
 from tests.support.processes import RUN_VARIABLE
@@ -66,8 +66,7 @@ def _fork(control: socket.socket, descriptor: int, request: dict[str, Any]) -> i
         if request["netns"] is not None:
             enter_host(request["netns"])
         stacks = open(request["stacks"], "w")  # noqa: SIM115 - open for life, the handler writes to it
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        work(Connection(descriptor))
+        work(Connection(descriptor), stacks)
     except BaseException:
         traceback.print_exc()
         os._exit(70)
@@ -89,7 +88,13 @@ def _status(pid: int, timeout_s: float) -> int | None:
         time.sleep(0.002)
 
 
-def work(connection: Connection) -> None:
+def _show_stacks_on_signal(stacks: TextIO) -> None:
+    """Anew for each task: a Lightning Trainer, when it ends, sets every signal's handler to what Python knew of it."""
+    faulthandler.unregister(signal.SIGUSR1)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+
+
+def work(connection: Connection, stacks: TextIO) -> None:
     """A rank's life: answer tasks until the other end is closed."""
     import torch
 
@@ -100,6 +105,7 @@ def work(connection: Connection) -> None:
         except (EOFError, ConnectionResetError):
             os._exit(0)
         if isinstance(message, Task):
+            _show_stacks_on_signal(stacks)
             before = Snapshot.take()
             cwd, environment = os.getcwd(), dict(os.environ)
             connection.send_bytes(pickle.dumps(_perform(message)))
