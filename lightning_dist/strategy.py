@@ -30,7 +30,6 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
-from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist import build
 from lightning_dist.capabilities import without_effect
@@ -47,21 +46,14 @@ from lightning_dist.config import (
     resolve,
 )
 from lightning_dist.data.agreed import agreed_loader
-from lightning_dist.errors import CollectiveError, ConfigError, unknown_option
+from lightning_dist.errors import CollectiveError, unknown_option
 from lightning_dist.events import EventStream
-from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.data_parallel import DataParallel, explain_unused_parameters, split_arguments
 from lightning_dist.gradsync.sparse import SparseAllReduce
 from lightning_dist.launch import RankLauncher
 from lightning_dist.parent_watch import watch_parent
 
 BroadcastT = TypeVar("BroadcastT")
-
-_OVERRIDES = {"find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers"}
-# What the strategy itself hands to DDP, or what would let it synchronise by other ways than ours, is not the user's.
-_DDP_ARGUMENTS = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {
-    *("self", "module", "device_ids", "output_device", "dim", "process_group", "device_mesh"),
-    *_OVERRIDES,
-}
 
 
 class HierDistStrategy(ParallelStrategy):
@@ -117,8 +109,10 @@ class HierDistStrategy(ParallelStrategy):
         )
         if start_method not in START_METHODS:
             raise unknown_option("start_method", start_method, START_METHODS)
-        self.parallel_config, self._ddp_arguments = _with_overrides(
-            resolve("parallel", parallel, ParallelConfig, PARALLEL_PRESETS), ddp_arguments
+        self.parallel_config, self._ddp_arguments = split_arguments(
+            resolve("parallel", parallel, ParallelConfig, PARALLEL_PRESETS),
+            ddp_arguments,
+            own=inspect.signature(HierDistStrategy.__init__).parameters,
         )
         self.sync_config = resolve("sync", sync, SyncConfig, SYNC_PRESETS)
         if timeout is not None:
@@ -461,7 +455,7 @@ class HierDistStrategy(ParallelStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain what the reducer says of unused parameters, and let the other ranks know why this one ends."""
-        _explain_unused_parameters(exception)
+        explain_unused_parameters(exception)
         if isinstance(exception, SIGTERMException):  # all ranks stop at this step
             return
         if self._run is not None and not isinstance(exception, CollectiveError):
@@ -487,30 +481,6 @@ class HierDistStrategy(ParallelStrategy):
         for part in opened:
             if part is not None:
                 part.close()
-
-
-def _explain_unused_parameters(exception: BaseException) -> None:
-    said = str(exception)
-    if "Expected to have finished reduction in the prior iteration" in said:
-        exception.args = (
-            "Some parameters took no part in producing the loss that training_step returned. If that is intended, "
-            "let them be found: strategy='hierdist_find_unused_parameters_true', or "
-            "HierDistStrategy(find_unused_parameters=True), or parallel.find_unused_parameters=true. "
-            f"The reducer said: {said}",
-        )
-
-
-def _with_overrides(config: ParallelConfig, arguments: Mapping[str, Any]) -> tuple[ParallelConfig, dict[str, Any]]:
-    """DDP's arguments that are options of ours become options; the rest stays for DDP, if it has them."""
-    if hooks := [name for name in arguments if name.startswith("ddp_comm_")]:
-        raise ConfigError(f"{hooks[0]} is not taken: the strategy has a comm hook; choose what it does with sync=")
-    own = set(inspect.signature(HierDistStrategy.__init__).parameters) - {"self", "ddp_arguments"}
-    allowed = sorted(own | _OVERRIDES | _DDP_ARGUMENTS)
-    for name in arguments:
-        if name not in allowed:
-            raise unknown_option("argument of HierDistStrategy", name, allowed)
-    ours = {name: value for name, value in arguments.items() if name in _OVERRIDES}
-    return dataclasses.replace(config, **ours), {name: value for name, value in arguments.items() if name not in ours}
 
 
 # torch.compile(LightningModule) is allowed for a list of classes only (lightning.pytorch.utilities.compile); what it

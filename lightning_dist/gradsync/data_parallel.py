@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from lightning_dist.config import ParallelConfig
+from lightning_dist.errors import ConfigError, unknown_option
+
+_OVERRIDES = {"find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers"}
+# What the strategy itself hands to DDP, or what would let it synchronise by other ways than ours, is not the user's.
+_DDP_ARGUMENTS = set(inspect.signature(DistributedDataParallel.__init__).parameters) - {
+    *("self", "module", "device_ids", "output_device", "dim", "process_group", "device_mesh"),
+    *_OVERRIDES,
+}
 
 
 class DataParallel(DistributedDataParallel):
@@ -72,3 +84,39 @@ class DataParallel(DistributedDataParallel):
     def _sync_buffers(self) -> None:  # also called by the forward
         with self._operation("broadcast of buffers"):
             super()._sync_buffers()  # type: ignore[no-untyped-call]
+
+
+def explain_unused_parameters(exception: BaseException) -> None:
+    """Put into the reducer's error what to write, if it is the one about unused parameters."""
+    said = str(exception)
+    if "Expected to have finished reduction in the prior iteration" in said:
+        exception.args = (
+            "Some parameters took no part in producing the loss that training_step returned. If that is intended, "
+            "let them be found: strategy='hierdist_find_unused_parameters_true', or "
+            "HierDistStrategy(find_unused_parameters=True), or parallel.find_unused_parameters=true. "
+            f"The reducer said: {said}",
+        )
+
+
+def split_arguments(
+    config: ParallelConfig, arguments: Mapping[str, Any], *, own: Iterable[str]
+) -> tuple[ParallelConfig, dict[str, Any]]:
+    """DDP's arguments that are options of ours become options; the rest stays for DDP, if it has them.
+
+    Args:
+        config: The options so far.
+        arguments: What the user gave besides the strategy's own arguments.
+        own: Names of the strategy's own arguments, for the error.
+
+    Raises:
+        UnknownOptionError: Neither DDP nor the strategy takes it.
+        ConfigError: It would put another comm hook in place of ours.
+    """
+    if hooks := [name for name in arguments if name.startswith("ddp_comm_")]:
+        raise ConfigError(f"{hooks[0]} is not taken: the strategy has a comm hook; choose what it does with sync=")
+    allowed = sorted({*own, *_OVERRIDES, *_DDP_ARGUMENTS} - {"self", "ddp_arguments"})
+    for name in arguments:
+        if name not in allowed:
+            raise unknown_option("argument of HierDistStrategy", name, allowed)
+    ours = {name: value for name, value in arguments.items() if name in _OVERRIDES}
+    return dataclasses.replace(config, **ours), {name: value for name, value in arguments.items() if name not in ours}
