@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -173,15 +173,28 @@ def wrap_data_parallel(
     }
     if not parallel.broadcast_buffers:  # torch 2.13 warns of it by name, also at its default
         arguments["broadcast_buffers"] = False
-    on_cuda = run.device.type == "cuda"
-    stream = torch.cuda.stream(torch.cuda.Stream(run.device)) if on_cuda else contextlib.nullcontext()
-    # https://pytorch.org/docs/stable/notes/cuda.html#id5: grads are accumulated on a side stream
-    with stream, run.collectives.opening("wrapping the model", run.world):
-        wrapped = DataParallel(
-            module, operation=run.operation, device_ids=[run.device.index] if on_cuda else None, **arguments
-        )
+    with _side_stream(run.device), run.collectives.opening("wrapping the model", run.world):
+        device_ids = [run.device.index] if run.device.type == "cuda" else None
+        wrapped = DataParallel(module, operation=run.operation, device_ids=device_ids, **arguments)
     AllReduceScheme(all_reduce, sparse).attach(wrapped)
     return wrapped
+
+
+@contextlib.contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """On CUDA a stream of its own, on which DDP then accumulates gradients; ordered with the present one both ways.
+
+    See https://pytorch.org/docs/stable/notes/cuda.html#id5. The order matters where a model is wrapped anew between two
+    batches: wrapping broadcasts parameters that the optimizer may still be writing and the next forward will read.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    present, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    side.wait_stream(present)
+    with torch.cuda.stream(side):
+        yield
+    present.wait_stream(side)
 
 
 def open_sparse_all_reduce(run: RunContext, module: torch.nn.Module) -> SparseAllReduce | None:

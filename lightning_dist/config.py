@@ -93,7 +93,8 @@ class SyncConfig:
     Attributes:
         algorithm: ``flat`` (one all-reduce over the world) or ``hierarchical`` (reduce in the host, all-reduce
             across hosts, gather in the host).
-        wire_dtype: What crosses between hosts: ``same`` as the gradient, or ``bf16``. Legs inside a host are exact.
+        wire_dtype: What crosses between hosts: ``same`` as the gradient, or ``bf16``. Legs inside a host are exact;
+            with ``flat`` there are none, and values are rounded between all ranks of several hosts.
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
         chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
             overlap.

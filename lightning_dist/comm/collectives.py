@@ -29,7 +29,8 @@ FaultPoint = Callable[[str, str, int], None]
 plan says."""
 
 
-_BETWEEN_RANKS = ("gloo", "nccl", "connection", "timed out", "timeout", "socket", "peer")
+# Words of the backends and of torch's own waits, and no others: a user's error may speak of a peer or a connection too.
+_BETWEEN_RANKS = ("gloo", "nccl", "operation timed out", "wait timeout")
 _SHOWN_PEERS = 8
 _LOOK_UP_S = 0.5  # how often a long wait looks for an alarm
 _STILL_WAITING = "Operation timed out!"  # what c10d's Work.wait says when it returned and the work goes on

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from lightning_dist.comm.codecs import CastCodec
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.legs import Chunk, NamedStep, parts_of, sum_in_order
+from lightning_dist.comm.legs import Chunk, NamedStep, keep_for_current_stream, parts_of, sum_in_order
 from lightning_dist.errors import CollectiveTimeoutError
 
 
@@ -81,7 +81,7 @@ class ProcessGroupLeg:
             source.mul_(chunk.scale)
         if group is None:
             part: torch.Tensor | None = source
-        elif self._is_native(source, group):
+        elif not chunk.maximum and self._is_native(source, group):  # the backend's own is a sum
             part = parts_of(source, self._width)[group.index]
             self._collectives.start_reduce_scatter(part, source, group).wait(leg="reduce", **chunk.attributes)
         else:
@@ -275,6 +275,7 @@ class EncodedLeg:
         pending = self._collectives.start_exchange(sends, receives, group, "all_gather")
         pending.wait(leg="cross", **chunk.attributes)
         part.copy_(encoded)
+        keep_for_current_stream(encoded)
         chunk.encoded = None
 
     def _wire(self, part: torch.Tensor) -> torch.dtype:

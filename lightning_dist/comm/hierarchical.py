@@ -8,6 +8,7 @@ same order.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from lightning_dist.comm.group_legs import AllReduceLeg, EncodedLeg, ProcessGrou
 from lightning_dist.comm.groups import destroy, make_leg_group
 from lightning_dist.comm.host_leg import SharedMemoryLeg
 from lightning_dist.comm.lanes import Pipeline, StreamPipeline, ThreadPipeline
-from lightning_dist.comm.legs import Chunk, ChunkStep, Leg, NamedStep
+from lightning_dist.comm.legs import Chunk, ChunkStep, Leg, NamedStep, keep_for_current_stream
 from lightning_dist.comm.shared_memory import open_host_memory
 from lightning_dist.comm.signatures import SignatureCheck
 from lightning_dist.config import SyncConfig
@@ -30,9 +31,7 @@ from lightning_dist.errors import CollectiveError
 from lightning_dist.topology import Cluster, Hierarchy, Tier, hierarchy_of
 from lightning_dist.topology.hierarchy import Leg as LegPlan
 
-_SLOTS = (
-    4  # chunks on their way through a host's shared memory: one a lane, and one more so that no lane waits for another
-)
+_SLOTS_BESIDE_NETWORK = 2  # in a host's shared memory: chunks that are being reduced and gathered meanwhile
 _SLOT_ALIGNMENT = 64
 
 
@@ -154,6 +153,7 @@ class HierarchicalAllReduce:
         def done() -> None:
             if is_last:
                 if copy is not None:
+                    keep_for_current_stream(copy)
                     tensor.copy_(copy.view(tensor.dtype).view(tensor.shape))
                 future.set_result(tensor)
 
@@ -226,6 +226,8 @@ def open_all_reduce(
         store: Shared by all ranks.
         purpose: What it is for; keeps its keys and group names apart from others'.
     """
+    if cluster.num_hosts == 1:
+        config = dataclasses.replace(config, wire_dtype="same")  # nothing crosses between hosts, also not when flat
     hierarchy = hierarchy_of(cluster if config.algorithm == "hierarchical" else cluster.flattened())
     slot_bytes = -(-config.chunk_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
     opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes)
@@ -316,11 +318,12 @@ def _open_shared_leg(
     plan: LegPlan, members: tuple[int, ...], is_last_sum: bool, opening: _Opening
 ) -> SharedMemoryLeg | None:
     collectives = opening.collectives
+    slots = opening.config.max_in_flight + _SLOTS_BESIDE_NETWORK
     memory = open_host_memory(
         dist.PrefixStore(f"hierdist/{opening.purpose}/host/{members[0]}/", opening.store),
         members=members,
         index=members.index(opening.rank),
-        window_bytes=_SLOTS * opening.slot_bytes,
+        window_bytes=slots * opening.slot_bytes,
         channels=SharedMemoryLeg.CHANNELS,
         describe=lambda position: collectives.where(members[position]),
         timeout_s=opening.config.timeout_s,
@@ -332,7 +335,7 @@ def _open_shared_leg(
         memory,
         width=plan.width,
         slot_bytes=opening.slot_bytes,
-        slots=_SLOTS,
+        slots=slots,
         collectives=collectives,
         group=RankGroup(members, members.index(opening.rank), None, "reduce", plan.tier.value),
         is_last_sum=is_last_sum,

@@ -16,6 +16,7 @@ Note [Why not future.then]
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -111,7 +112,8 @@ class ThreadPipeline:
             if self._failure is None and self._run_step(piece, index, last=last) and last:
                 continue  # it is done, whatever fails from now on
             if self._failure is not None:
-                piece.failed(self._failure)
+                with contextlib.suppress(Exception):  # its future may be completed; the lane must live on
+                    piece.failed(self._failure)
             else:
                 self._queues[index + 1].put(piece)
 

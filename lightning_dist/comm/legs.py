@@ -92,6 +92,12 @@ def parts_of(tensor: torch.Tensor, width: int) -> list[torch.Tensor]:
     return [tensor[low:high] for low, high in part_bounds(tensor.numel(), width)]
 
 
+def keep_for_current_stream(tensor: torch.Tensor) -> None:
+    """Let memory that another CUDA stream allocated live until what the current one does with it is done."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 def sum_in_order(
     terms: Sequence[torch.Tensor], out: torch.Tensor, *, maximum: bool = False, scale: float | None = None
 ) -> None:

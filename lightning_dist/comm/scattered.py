@@ -17,7 +17,7 @@ from torch.futures import Future
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy, make_leg_group
 from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
-from lightning_dist.comm.legs import sum_in_order
+from lightning_dist.comm.legs import keep_for_current_stream, sum_in_order
 from lightning_dist.topology import Cluster, hierarchy_of
 from lightning_dist.topology.routes import Hop, route_of
 
@@ -41,7 +41,9 @@ class _Segments:
         if tuple(destinations) == self.destinations:
             return self.rows
         place = {d: row for row, d in enumerate(self.destinations)}
-        return self.rows[[place[d] for d in destinations]]
+        if not destinations:
+            return self.rows[:0]
+        return torch.stack([self.rows[place[d]] for d in destinations])  # an index list would synchronise on CUDA
 
     def hold(self, parts: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
         """Hold these rows from now on."""
@@ -127,12 +129,14 @@ class HierarchicalScatter:
         columns = self._columns(rows)
 
         def start(piece: slice) -> _Segments:
+            keep_for_current_stream(rows)
             chunk = rows[:, piece].contiguous()
             if scale is not None and scale_first:
                 chunk = chunk * scale
             return _Segments(tuple(range(self._world_size)), chunk, {"chunk": piece.start // columns})
 
         def finish(piece: slice, segments: _Segments) -> None:
+            keep_for_current_stream(segments.rows)
             target[:, piece] = segments.rows
             if scale is not None and not scale_first:
                 target[:, piece].mul_(scale)
@@ -158,9 +162,11 @@ class HierarchicalScatter:
         columns = self._columns(target)
 
         def start(piece: slice) -> _Segments:
+            keep_for_current_stream(row)
             return _Segments((self._rank,), row[:, piece].contiguous(), {"chunk": piece.start // columns})
 
         def finish(piece: slice, segments: _Segments) -> None:
+            keep_for_current_stream(segments.rows)
             target[:, piece] = segments.rows
 
         self._run(self._gather_pipeline, self._gather_lanes, target.shape[1], columns, start, finish, future, output)
@@ -237,6 +243,7 @@ class HierarchicalScatter:
         """The move of one lane; a rank that takes no part in a leg, or is alone in it, lets segments pass."""
 
         def run(segments: _Segments) -> None:
+            keep_for_current_stream(segments.rows)
             if hop is not None and group is not None:
                 move(segments, hop, group)
 
