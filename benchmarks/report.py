@@ -33,6 +33,9 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
         yield f"## {name}: {rate}" + (f", {compute:g} s of pretended compute a step" if compute else "")
         yield ""
         yield f"{result['date']}, commit {result['commit']}: `{result['command']}`"
+        if "note" in result:
+            yield ""
+            yield result["note"]
         yield ""
         yield f"| arm | step, s | times faster than {base} | bytes a host / M | wire efficiency |"
         yield "|---|---|---|---|---|"
