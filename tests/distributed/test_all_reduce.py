@@ -115,3 +115,11 @@ def test_fp16_means_do_not_overflow(ranks: RankPool, name: str, sync: dict[str, 
     """Values whose sum is beyond fp16's 65504 but whose mean is not."""
     got = ranks.run(mean_of_noise, layout=LAYOUTS[name], args=(sync, "float16", 12000.0))
     assert all(torch.isfinite(values).all() for values in got)
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
+def test_on_one_host_nothing_is_rounded(ranks: RankPool, algorithm: str) -> None:
+    sync = {"algorithm": algorithm, "wire_dtype": "bf16"}
+    got = ranks.run(mean_of_noise, layout=LAYOUTS["2"], args=(sync, "float32", 1.0))
+    expected = sum(noise(rank, "float32", 1.0) for rank in range(2)) / 2
+    torch.testing.assert_close(got[0].double(), expected, rtol=1e-6, atol=1e-6)

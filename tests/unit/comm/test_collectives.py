@@ -110,6 +110,17 @@ def test_opening_lets_pass_what_is_not_between_ranks() -> None:
     assert collectives.failure is not None
 
 
+@pytest.mark.parametrize(
+    "said", ["skip connection: shapes differ", "the data server timed out", "no socket left", "peer review of batch 3"]
+)
+def test_a_users_error_may_speak_of_peers_and_connections(said: str) -> None:
+    collectives = make()
+    with pytest.raises(RuntimeError, match=f"^{said}$") as caught, collectives.opening("training_step", CROSS):
+        raise RuntimeError(said)
+    assert type(caught.value) is RuntimeError
+    assert collectives.failure is None
+
+
 def test_the_first_failure_is_kept() -> None:
     collectives = make()
     for text in ("first", "second"):
