@@ -124,6 +124,11 @@ def hierdist_bf16(context: RankContext, load: Load) -> Measured:
     return hierdist(context, load, {"wire_dtype": "bf16"})
 
 
+def hierdist_sockets(context: RankContext, load: Load) -> Measured:
+    """Ours with the in-host legs over Gloo's loopback sockets, not through shared memory."""
+    return hierdist(context, load, {"shared_memory": "off"})
+
+
 def _loop(load: Load, model: torch.nn.Module, prepare: Callable[[], None] | None = None) -> Measured:
     """A bare training loop."""
     clock = _Clock(load)
@@ -180,6 +185,7 @@ ARMS: dict[str, Callable[[RankContext, Load], Measured]] = {
     "lightning_ddp": lightning_ddp,
     "hierdist": hierdist,
     "hierdist_bf16": hierdist_bf16,
+    "hierdist_sockets": hierdist_sockets,
     "ddp_fp16": ddp_fp16,
     "fsdp2_hybrid": fsdp2_hybrid,
     "compute_alone": compute_alone,

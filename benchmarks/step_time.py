@@ -52,9 +52,9 @@ class Scenario:
 
 
 SCENARIOS: dict[str, Scenario] = {
-    "2x2": Scenario("2x2", 200, (*PEERS, "ddp_fp16", "hierdist_bf16", "compute_alone")),
+    "2x2": Scenario("2x2", 200, (*PEERS, "hierdist_sockets", "ddp_fp16", "hierdist_bf16", "compute_alone")),
     "2x2:cyclic": Scenario("2x2:cyclic", 200, (*PEERS, "ddp_fp16", "hierdist_bf16")),
-    "2x4": Scenario("2x4", 200, (*PEERS, "compute_alone")),
+    "2x4": Scenario("2x4", 200, (*PEERS, "hierdist_sockets", "compute_alone")),
     "2x4:cyclic": Scenario("2x4:cyclic", 200, PEERS),
     "4x2": Scenario("4x2", 200, PEERS),
     "4x2:cyclic": Scenario("4x2:cyclic", 200, PEERS),
