@@ -161,6 +161,34 @@ def fsdp2_hybrid(context: RankContext, load: Load) -> Measured:
     return _loop(load, model)
 
 
+def _fsdp2_flat(load: Load, *, keeps_parameters: bool) -> Measured:
+    """FSDP2 over all ranks with its own collectives, in a bare loop."""
+    model = make_model(load.compute_s)
+    for block in model:
+        fully_shard(block, reshard_after_forward=not keeps_parameters)
+    fully_shard(model, reshard_after_forward=False)
+    return _loop(load, model)
+
+
+def fsdp2_zero2(context: RankContext, load: Load) -> Measured:
+    """FSDP2 that keeps parameters between forward and backward: what ZeRO-2 does."""
+    return _fsdp2_flat(load, keeps_parameters=True)
+
+
+def fsdp2_zero3(context: RankContext, load: Load) -> Measured:
+    """FSDP2 that gathers parameters for forward and again for backward: what ZeRO-3 does."""
+    return _fsdp2_flat(load, keeps_parameters=False)
+
+
+def _sharded(mode: str, **options: Any) -> Callable[[RankContext, Load], Measured]:
+    def arm(context: RankContext, load: Load) -> Measured:
+        strategy = HierDistStrategy(parallel={"mode": mode, **options}, sync={"timeout_s": 300.0})
+        return _lightning(context, load, strategy)
+
+    arm.__doc__ = f"``HierDistStrategy(parallel={ {'mode': mode, **options} })``."
+    return arm
+
+
 def compute_alone(context: RankContext, load: Load) -> Measured:
     """The same steps on all ranks with no synchronisation, started together."""
     return _loop(load, make_model(load.compute_s), prepare=dist.barrier)
@@ -188,6 +216,13 @@ ARMS: dict[str, Callable[[RankContext, Load], Measured]] = {
     "hierdist_sockets": hierdist_sockets,
     "ddp_fp16": ddp_fp16,
     "fsdp2_hybrid": fsdp2_hybrid,
+    "fsdp2_zero2": fsdp2_zero2,
+    "fsdp2_zero3": fsdp2_zero3,
+    "hierdist_zero1": _sharded("zero1"),
+    "hierdist_zero2": _sharded("zero2"),
+    "hierdist_zero3": _sharded("zero3"),
+    "hierdist_zero3_host": _sharded("zero3", secondary_shard="host"),
+    "hierdist_hsdp": _sharded("hsdp"),
     "compute_alone": compute_alone,
     "communication_alone": communication_alone,
 }

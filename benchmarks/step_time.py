@@ -32,6 +32,8 @@ from tests.support.ranks import RankPool
 
 RESULTS = Path(__file__).parent / "results"
 PEERS = ("lightning_ddp", "hierdist", "fsdp2_hybrid")
+ZERO2 = ("fsdp2_zero2", "hierdist_zero2", "hierdist_zero1")
+ZERO3 = ("fsdp2_zero3", "hierdist_zero3", "hierdist_zero3_host", "hierdist_hsdp", "fsdp2_hybrid")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ SCENARIOS: dict[str, Scenario] = {
     "2x4:cyclic": Scenario("2x4:cyclic", 200, PEERS),
     "4x2": Scenario("4x2", 200, PEERS),
     "4x2:cyclic": Scenario("4x2:cyclic", 200, PEERS),
+    "zero2:2x2": Scenario("2x2", 200, ZERO2),
+    "zero2:2x2:cyclic": Scenario("2x2:cyclic", 200, ZERO2),
+    "zero2:one-host": Scenario("2", None, ZERO2, Load(warmup=3, steps=10)),
+    "zero3:2x2": Scenario("2x2", 200, ZERO3),
+    "zero3:2x2:cyclic": Scenario("2x2:cyclic", 200, ZERO3),
+    "zero3:one-host": Scenario("2", None, ZERO3, Load(warmup=3, steps=10)),
     "one-host": Scenario("2", None, PEERS, Load(warmup=3, steps=15)),
     "2x2:unshaped": Scenario("2x2", None, PEERS, Load(warmup=3, steps=10)),
     "overlap:equal": Scenario(

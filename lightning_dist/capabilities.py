@@ -6,15 +6,18 @@ is said.
 
 from __future__ import annotations
 
-from lightning_dist.config import SyncConfig, TopologyConfig
+from lightning_dist.config import ParallelConfig, SyncConfig, TopologyConfig
 
 
-def without_effect(sync: SyncConfig, topology: TopologyConfig, *, num_hosts: int, device_type: str) -> tuple[str, ...]:
+def without_effect(
+    sync: SyncConfig, topology: TopologyConfig, parallel: ParallelConfig, *, num_hosts: int, device_type: str
+) -> tuple[str, ...]:
     """What was set and does nothing here, each with the reason and what to write instead.
 
     Args:
         sync: How gradients travel.
         topology: Who sits where, as configured.
+        parallel: What becomes of the model.
         num_hosts: Hosts that were found.
         device_type: ``cpu`` or ``cuda``.
     """
@@ -38,4 +41,18 @@ def without_effect(sync: SyncConfig, topology: TopologyConfig, *, num_hosts: int
         said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
-    return tuple(said)
+    return (*said, *_parallel_without_effect(parallel, device_type=device_type))
+
+
+def _parallel_without_effect(parallel: ParallelConfig, *, device_type: str) -> list[str]:
+    defaults = ParallelConfig()
+    only_ddp = ("static_graph", "gradient_as_bucket_view")
+    only_shards = ("shard_modules", "prefetch", "cpu_offload", "gather_dtype", "reduce_dtype")
+    said = [
+        f"parallel.{name} has no effect with parallel.mode={parallel.mode}"
+        for name in (only_ddp if parallel.shards else only_shards)
+        if getattr(parallel, name) != getattr(defaults, name)
+    ]
+    if parallel.shards and parallel.cpu_offload and device_type == "cpu":
+        said.append("parallel.cpu_offload has no effect on CPU, where shards live in host memory anyway")
+    return said

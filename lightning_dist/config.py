@@ -8,13 +8,16 @@ themselves when made, so that a bad value is refused before any process starts.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lightning_dist.errors import ConfigError, unknown_option
+from lightning_dist.errors import CombinationError, ConfigError, unknown_option
 
-PARALLEL_MODES = ("ddp",)
+PARALLEL_MODES = ("ddp", "zero1", "zero2", "zero3", "hsdp")
+SECONDARY_SHARDS = ("off", "host")
+SHARD_DTYPES = ("same", "fp32", "bf16", "fp16")
 SYNC_ALGORITHMS = ("flat", "hierarchical")
 WIRE_DTYPES = ("same", "bf16")
 TIER_CHOICES = ("auto", "flat", "two_tier", "three_tier")
@@ -134,15 +137,30 @@ class ParallelConfig:
     """What becomes of the model.
 
     Attributes:
-        mode: ``ddp``: each rank holds the whole model, gradients are averaged.
-        find_unused_parameters: Look for parameters that took no part in a step; costs a walk of the graph.
-        static_graph: The same parameters take part in every step, in the same order.
+        mode: ``ddp`` (each rank holds the whole model, gradients are averaged), ``zero1`` (optimizer state is sharded
+            over all ranks, gradients are summed into shards once a step), ``zero2`` (also gradients, after each
+            micro-batch), ``zero3`` (also parameters, gathered a block ahead) or ``hsdp`` (as ``zero3`` over the ranks
+            of a host; each host holds all shards).
+        find_unused_parameters: Look for parameters that took no part in a step; costs a walk of the graph under
+            ``ddp``, else a small exchange a step, and in ``zero3`` and ``hsdp`` that parameters are gathered all at
+            once.
+        static_graph: The same parameters take part in every step, in the same order. Only ``ddp``.
         gradient_as_bucket_view: Gradients are views into the buckets, which saves their size in memory and two copies
-            a step. Set it to false for code that detaches or replaces ``.grad``.
+            a step. Set it to false for code that detaches or replaces ``.grad``. Only ``ddp``.
         broadcast_buffers: Buffers (BatchNorm statistics) follow rank 0 at each training forward.
         uneven_inputs: What happens when ranks have different numbers of training batches: ``stop`` (all stop at the
             same step, the shortest rank's), ``error`` (a named error on all ranks), ``off`` (not checked; ranks that
             run dry leave the others waiting until the deadline).
+        secondary_shard: ``host`` (``zero3`` keeps a second shard over the ranks of each host between forward and
+            backward, so that backward gathers inside the host) or ``off``.
+        shard_modules: Class names, or patterns of module names such as ``model.blocks.*``, of the modules that are
+            sharded as a unit; empty: repeated blocks are found. Not ``ddp``.
+        prefetch: Blocks gathered ahead of the one that computes. Only ``zero3`` and ``hsdp``.
+        cpu_offload: Shards and optimizer live in host memory. Only GPUs, not ``ddp``.
+        gather_dtype: What parameters are gathered and computed in: ``same`` as their own, ``bf16`` or ``fp16``; the
+            shards, which the optimizer steps, stay as they are. Not ``ddp``.
+        reduce_dtype: What gradients are summed in: ``same`` as their parameter's, ``fp32``, ``bf16`` or ``fp16``. Not
+            ``ddp``.
     """
 
     mode: str = "ddp"
@@ -151,18 +169,124 @@ class ParallelConfig:
     gradient_as_bucket_view: bool = True
     broadcast_buffers: bool = True
     uneven_inputs: str = "stop"
+    secondary_shard: str = "off"
+    shard_modules: list[str] = field(default_factory=list)
+    prefetch: int = 1
+    cpu_offload: bool = False
+    gather_dtype: str = "same"
+    reduce_dtype: str = "same"
 
     def __post_init__(self) -> None:
         _check_choice("parallel.mode", self.mode, PARALLEL_MODES)
         _check_choice("parallel.uneven_inputs", self.uneven_inputs, UNEVEN_INPUTS)
+        _check_choice("parallel.secondary_shard", self.secondary_shard, SECONDARY_SHARDS)
+        _check_choice("parallel.gather_dtype", self.gather_dtype, SHARD_DTYPES)
+        _check_choice("parallel.reduce_dtype", self.reduce_dtype, SHARD_DTYPES)
+        _check_range("parallel.prefetch", self.prefetch, low=1, high=64, unit="blocks")
+        if isinstance(self.shard_modules, str) or not all(isinstance(name, str) for name in self.shard_modules):
+            raise ConfigError(
+                f"parallel.shard_modules={self.shard_modules!r}: must be a list of class names or patterns, "
+                "e.g. [Block] or ['model.blocks.*']"
+            )
+        if self.secondary_shard == "host" and self.mode != "zero3":
+            raise CombinationError(
+                f"parallel.secondary_shard=host is for parallel.mode=zero3, whose backward gathers over all hosts; "
+                f"with parallel.mode={self.mode} write parallel.secondary_shard=off"
+            )
+
+    @property
+    def shards(self) -> bool:
+        """Whether anything is sharded."""
+        return self.mode != "ddp"
 
 
-PARALLEL_PRESETS: dict[str, ParallelConfig] = {"ddp": ParallelConfig()}
+PARALLEL_PRESETS: dict[str, ParallelConfig] = {mode: ParallelConfig(mode=mode) for mode in PARALLEL_MODES}
 TOPOLOGY_PRESETS: dict[str, TopologyConfig] = {
     "auto": TopologyConfig(),
     "flat": TopologyConfig(tiers="flat"),
     "two_tier": TopologyConfig(tiers="two_tier"),
 }
+
+RECOMPUTE_MODES = ("off", "full", "every_n", "selective", "budget")
+BYTE_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    **{f"{prefix}B": 10 ** (3 * power) for power, prefix in enumerate("kMGT", start=1)},
+    **{f"{prefix}iB": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)},
+}
+
+
+@dataclass(frozen=True)
+class RecomputeConfig:
+    """Which blocks keep only their input for the backward pass and run again in it.
+
+    Attributes:
+        mode: ``off``, ``full`` (every block), ``every_n`` (each ``every``-th block), ``selective`` (every block, but
+            what matrix products, attention and convolutions return is kept), ``budget`` (as few blocks as make the
+            activations of all blocks fit into ``budget``; measured in the first backward).
+        every: With ``every_n``: of so many blocks one is recomputed, the first of them.
+        budget: With ``budget``: bytes a rank may keep for backward, as a number or with a unit (``8GB``, ``512MiB``).
+        modules: Class names, or dotted paths in which ``*`` stands for one name (``model.blocks.*``), of the blocks;
+            ``None`` means they are found.
+    """
+
+    mode: str = "off"
+    every: int = 2
+    budget: int | str | None = None
+    modules: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("recompute.mode", self.mode, RECOMPUTE_MODES)
+        _check_range("recompute.every", self.every, low=1, unit="blocks")
+        if self.every != int(self.every):
+            raise ConfigError(f"recompute.every={self.every:g} blocks: must be a whole number")
+        if self.budget is not None:
+            _check_range("recompute.budget", parse_bytes("recompute.budget", self.budget), low=1024, unit="bytes")
+        elif self.mode == "budget":
+            raise ConfigError(
+                "recompute.mode=budget needs recompute.budget, the bytes a rank may keep for backward, "
+                "e.g. recompute.budget=8GB; write recompute=full to recompute every block"
+            )
+        if self.modules is not None and (isinstance(self.modules, str) or not self.modules):
+            raise ConfigError(
+                f"recompute.modules is a list of class names or dotted paths such as [Block, model.blocks.*], or null "
+                f"to have the blocks found; got {self.modules!r}"
+            )
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget, in bytes."""
+        return None if self.budget is None else parse_bytes("recompute.budget", self.budget)
+
+
+RECOMPUTE_PRESETS: dict[str, RecomputeConfig] = {
+    "off": RecomputeConfig(),
+    "full": RecomputeConfig(mode="full"),
+    "every_n": RecomputeConfig(mode="every_n"),
+    "selective": RecomputeConfig(mode="selective"),
+}
+
+
+def parse_bytes(what: str, given: int | str) -> int:
+    """Bytes from a whole number, or from a number with a unit.
+
+    Args:
+        what: Name of the option, for messages.
+        given: E.g. ``8000000000``, ``"8GB"``, ``"1.5 GiB"``.
+
+    Raises:
+        ConfigError: It is neither; the message lists the units.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", given) if isinstance(given, str) else None
+    if match and (match[2] or "B") in BYTE_UNITS:
+        return int(float(match[1]) * BYTE_UNITS[match[2] or "B"])
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    raise ConfigError(
+        f"{what}={given!r} is no size: write a whole number of bytes, or a number with one of the units "
+        f"{', '.join(BYTE_UNITS)}, e.g. 8GB"
+    )
+
 
 ConfigT = TypeVar("ConfigT")
 

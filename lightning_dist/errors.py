@@ -13,7 +13,8 @@
     │   ├── CollectiveTimeoutError        a peer did not answer within the deadline
     │   ├── PeerLostError                 a peer died or closed its connection
     │   └── CollectiveMismatchError       ranks asked for different operations
-    └── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
+    ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
+    └── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
 
 A message says what was given, what is allowed, and what to write instead.
 """
@@ -76,6 +77,10 @@ class CollectiveMismatchError(CollectiveError):
 
 class UnevenInputsError(HierDistError, RuntimeError):
     """Ranks have different numbers of training batches."""
+
+
+class UnusedParametersError(HierDistError, RuntimeError):
+    """Parameters took no part in the loss, and nobody said that this may be."""
 
 
 def unknown_option(what: str, given: object, allowed: Iterable[str]) -> UnknownOptionError:

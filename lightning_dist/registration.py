@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from lightning_dist.config import PARALLEL_MODES
 from lightning_dist.errors import ConfigError
 from lightning_dist.strategy import HierDistStrategy
 
@@ -14,6 +15,11 @@ START_METHOD_OF_NAME: Mapping[str, str] = {
     "hierdist_spawn": "spawn",
     "hierdist_fork": "fork",
     "hierdist_notebook": "fork",
+}
+
+_PARALLEL_OF_SUFFIX: Mapping[str, dict[str, str]] = {
+    "": {},
+    **{f"_{mode}": {"parallel": mode} for mode in PARALLEL_MODES if mode != "ddp"},
 }
 
 
@@ -50,8 +56,14 @@ def refuse_in_other_package(modules: Mapping[str, ModuleType]) -> None:
 
 
 def _variants() -> dict[str, dict[str, Any]]:
+    """``hierdist``, ``hierdist_spawn``, ``hierdist_zero2``, ``hierdist_zero2_find_unused_parameters_true``, ..."""
     return {
-        f"{name}{suffix}": {"start_method": start_method, **arguments}
+        f"{name.replace('hierdist', f'hierdist{mode_suffix}')}{suffix}": {
+            "start_method": start_method,
+            **parallel,
+            **arguments,
+        }
+        for mode_suffix, parallel in _PARALLEL_OF_SUFFIX.items()
         for name, start_method in START_METHOD_OF_NAME.items()
         for suffix, arguments in (
             ("", {}),

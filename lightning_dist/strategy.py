@@ -22,6 +22,7 @@ from lightning.fabric.utilities.distributed import (
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
@@ -51,7 +52,12 @@ from lightning_dist.events import EventStream
 from lightning_dist.gradsync.data_parallel import DataParallel, explain_unused_parameters, split_arguments
 from lightning_dist.gradsync.sparse import SparseAllReduce
 from lightning_dist.launch import RankLauncher
+from lightning_dist.parallel.materialize import is_on_meta
+from lightning_dist.parallel.norms import GlobalNorm
+from lightning_dist.parallel.sharded import Sharded
+from lightning_dist.parallel.zero import ShardLinks
 from lightning_dist.parent_watch import watch_parent
+from lightning_dist.stopping import StopTogether, detach
 
 BroadcastT = TypeVar("BroadcastT")
 
@@ -125,11 +131,15 @@ class HierDistStrategy(ParallelStrategy):
         self.start_method = start_method
         self._layer_sync_applied = False
         self._buffers_due = False
+        self._failed = False
+        self._averages: list[Sharded] = []
+        self._kept: Sharded | None = None  # a model that was never whole stays sharded between calls of the Trainer
+        self._links: ShardLinks | None = None
         self._run: build.RunContext | None = None
         self._all_reduce: HierarchicalAllReduce | None = None
         self._sparse: SparseAllReduce | None = None
         self._agreement: Agreement | None = None
-        self._stop_vote: DelayedVote | None = None
+        self._stopping: StopTogether | None = None
         watch_parent()
 
     def __repr__(self) -> str:
@@ -215,6 +225,8 @@ class HierDistStrategy(ParallelStrategy):
             device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
         self.events.rank = self.global_rank
+        if self._run is not None:  # a model that stays sharded keeps what it is connected by
+            return
         # Before the user's setup hooks run: what they raise can be told to the others, and what they ask of the loaders
         # (Trainer.estimated_stepping_batches) needs the ranks' agreement.
         self._run = build.open_run(self.topology_config, self.sync_config, events=self.events, device=self.root_device)
@@ -226,18 +238,19 @@ class HierDistStrategy(ParallelStrategy):
         assert self.accelerator is not None
         assert self.model is not None
         self.accelerator.setup(trainer)
+        assert self.lightning_module is not None
         is_fitting = trainer.state.fn == TrainerFn.FITTING
+        self._failed = False
         if is_fitting and self._layer_sync:
             self.model = self._layer_sync.apply(self.model)
             self._layer_sync_applied = True
-        self.precision_plugin.convert_module(self.model)
-        self.model_to_device()
+        self.precision_plugin.convert_module(self.lightning_module)
         if is_fitting:
             self._open_training(trainer)
             self.setup_optimizers(trainer)
         else:
-            vars(trainer._signal_connector).pop("_sigterm_notifier_fn", None)  # Lightning's again, after a fit
-            _sync_module_states(self.model)
+            detach(trainer)
+            self._open_evaluation(trainer)
         self.setup_precision_plugin()
         if is_fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
@@ -245,22 +258,36 @@ class HierDistStrategy(ParallelStrategy):
     def _open_training(self, trainer: pl.Trainer) -> None:
         assert self._run is not None
         assert self.lightning_module is not None
+        if self.world_size > 1:
+            self._stopping = StopTogether(DelayedVote(build.open_agreement(self._run)), self._run.collectives.where)
+            self._stopping.attach(trainer)
+        if self.parallel_config.shards:
+            self._shard_model(trainer)
+            return
+        self.model_to_device()
         self._all_reduce = build.open_gradient_all_reduce(self._run, self.sync_config)
         self._sparse = build.open_sparse_all_reduce(self._run, self.lightning_module)
         if self.world_size > 1:
-            self._stop_vote = DelayedVote(build.open_agreement(self._run))
-            self._take_over_sigterm(trainer)
-            self._announce()
+            self._announce(build.describe(self._run, self._all_reduce))
         self._wrap_model()
 
-    def _announce(self) -> None:
-        """Say once which way gradients go, and what was set but does nothing here."""
+    def _open_evaluation(self, trainer: pl.Trainer) -> None:
+        """Without gradients the model stays as it is, unless it was never whole."""
+        assert self.model is not None
+        if self.parallel_config.shards and (self._kept is not None or is_on_meta(self.model)):
+            self._shard_model(trainer)
+        else:
+            self.model_to_device()
+            _sync_module_states(self.model)
+
+    def _announce(self, text: str) -> None:
+        """Say once which way things go, and what was set but does nothing here."""
         assert self._run is not None
-        assert self._all_reduce is not None
-        rank_zero_info(build.describe(self._run, self._all_reduce))
+        rank_zero_info(text)
         for said in without_effect(
             self.sync_config,
             self.topology_config,
+            self.parallel_config,
             num_hosts=self._run.cluster.num_hosts,
             device_type=self.root_device.type,
         ):
@@ -280,6 +307,37 @@ class HierDistStrategy(ParallelStrategy):
             sync=self.sync_config,
             extra=self._ddp_arguments,
         )
+
+    def _shard_model(self, trainer: pl.Trainer) -> None:
+        """Spread the model over ranks, and with it the averaged one that Lightning's callback keeps."""
+        assert self._run is not None
+        assert self.lightning_module is not None
+        if self._kept is not None and self._kept.module is self.lightning_module:
+            self.model = self._kept
+            return
+        if self._ddp_arguments:
+            names, mode = ", ".join(self._ddp_arguments), self.parallel_config.mode
+            rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
+        self._links = build.open_shard_links(self._run, self.parallel_config, self.sync_config)
+        self.model = self._sharded(self.lightning_module, self._links)
+        averages = [c._average_model for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
+        self._averages = [self._sharded(average.module, self._links) for average in averages if average is not None]
+        norm, plugin = GlobalNorm(self._run.collectives, self._links.shards), self.precision_plugin
+
+        def clip_by_norm(optimizer: Any, clip_val: float) -> None:
+            norm.clip(plugin.main_params(optimizer), clip_val)
+
+        def clip_by_value(optimizer: Any, clip_val: float) -> None:
+            norm.clip_values(plugin.main_params(optimizer), clip_val)
+
+        plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
+        plugin.clip_grad_by_value = clip_by_value  # type: ignore[method-assign]
+        self._announce(build.describe_shards(self._run, self.model, self._links))
+
+    def _sharded(self, module: torch.nn.Module, links: ShardLinks) -> Sharded:
+        assert self._run is not None
+        by_child = not getattr(module, "automatic_optimization", True)
+        return build.shard_model(module, links, run=self._run, parallel=self.parallel_config, by_child=by_child)
 
     def model_to_device(self) -> None:
         """Move the model to this rank's device."""
@@ -314,13 +372,15 @@ class HierDistStrategy(ParallelStrategy):
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         """Flush the reducer after the first backward of a static graph under manual optimization."""
         assert self.lightning_module is not None
+        if isinstance(self.model, Sharded):
+            self.model.reduction.after_backward()
         if isinstance(self.model, DataParallel) and not self.lightning_module.automatic_optimization:
             self.model.flush_static_graph()
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
         """Keep gradients local inside, as under accumulation."""
-        if isinstance(self.model, DataParallel):
+        if isinstance(self.model, DataParallel | Sharded):
             with self.model.no_sync():
                 yield
         else:
@@ -344,43 +404,76 @@ class HierDistStrategy(ParallelStrategy):
             with self._run.collectives.opening(what, self._run.world):  # names it if it is one between ranks
                 raise
 
-    # -- validating, testing, predicting: no gradients, so no wrapper; ranks may differ in their number of batches -----
+    # -- validating, testing, predicting: no gradients; ranks may differ in their number of batches --------------------
 
     def on_validation_start(self) -> None:
-        """Bring buffers to rank 0's state once, as a wrapped forward would at each batch.
+        """Bring buffers to rank 0's state once, as a wrapped forward would at each batch; gather what will be needed.
 
-        Weight averaging swaps its buffers in after this hook, so it waits for the first batch if all ranks surely have
-        one.
+        Weight averaging swaps its values in after this hook, so that both wait for the first batch if all ranks surely
+        have one.
         """
-        model, module = self.model, self.lightning_module
-        if not isinstance(model, DataParallel) or not model.syncs_buffers or self._agreement is None:
-            return  # not within fit, or nothing to do
-        assert module is not None
-        has_batches = 0 < sum(module.trainer.fit_loop.epoch_loop.val_loop.max_batches) < float("inf")
-        self._buffers_due = all(self._agreement.exchange(int(has_batches)))
-        if not self._buffers_due:
+        model = self.model
+        if not isinstance(model, DataParallel | Sharded) or self._agreement is None:
+            return  # not within fit, or one rank
+        syncs = model.syncs_buffers
+        if not (syncs or isinstance(model, Sharded)):
+            return
+        batches = self._num_batches()
+        have_batches = all(self._agreement.exchange(int(0 < sum(batches) < float("inf"))))
+        self._buffers_due = syncs and have_batches
+        if syncs and not have_batches:
             model.sync_buffers()
+        self._begin_evaluation(batches, have_batches)
+
+    def on_test_start(self) -> None:
+        """Gather what will be needed if ranks differ in their batches."""
+        self._begin_evaluation(self._num_batches())
+
+    on_predict_start = on_test_start
+
+    def on_validation_end(self) -> None:
+        """Let go what was gathered."""
+        if isinstance(self.model, Sharded):
+            self.model.end_evaluation()
+
+    on_test_end = on_predict_end = on_validation_end
+
+    def _begin_evaluation(self, batches: list[int | float], have_batches: bool = False) -> None:
+        if isinstance(self.model, Sharded):
+            agreement = self._agreement
+            known = float("inf") not in batches
+            said = agreement.exchange(hash(tuple(batches)) if known else -1) if agreement is not None else [0]
+            self.model.begin_evaluation(alike=len(set(said)) == 1 and (known or agreement is None), later=have_batches)
+
+    def _num_batches(self) -> list[int | float]:
+        """Of each loader of the present evaluation; infinite where it cannot say."""
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        loop = trainer.predict_loop if trainer.predicting else trainer._evaluation_loop
+        return list(loop.max_batches)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
-        assert self.lightning_module is not None
-        if self._buffers_due and isinstance(self.model, DataParallel):
+        if self._buffers_due and isinstance(self.model, DataParallel | Sharded):
             self.model.sync_buffers()
         self._buffers_due = False
-        with self._named_failures("validation_step"), self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
+        return self._evaluate("validation_step", self.precision_plugin.val_step_context(), *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
-        assert self.lightning_module is not None
-        with self._named_failures("test_step"), self.precision_plugin.test_step_context():
-            return self.lightning_module.test_step(*args, **kwargs)
+        return self._evaluate("test_step", self.precision_plugin.test_step_context(), *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
-        assert self.lightning_module is not None
-        with self._named_failures("predict_step"), self.precision_plugin.predict_step_context():
-            return self.lightning_module.predict_step(*args, **kwargs)
+        return self._evaluate("predict_step", self.precision_plugin.predict_step_context(), *args, **kwargs)
+
+    def _evaluate(self, step: str, context: contextlib.AbstractContextManager[None], *args: Any, **kwargs: Any) -> Any:
+        module = self.lightning_module
+        assert module is not None
+        with self._named_failures(step), context:
+            if isinstance(self.model, Sharded):  # whose forward gathers
+                return self._forward_redirection(self.model, module, step, *args, **kwargs)
+            return getattr(module, step)(*args, **kwargs)
 
     def process_dataloader(self, dataloader: object) -> object:
         """Make training loaders end on all ranks at once."""
@@ -425,33 +518,34 @@ class HierDistStrategy(ParallelStrategy):
         with self._run.operation(name) if self._run is not None else contextlib.nullcontext():
             yield
 
-    # -- stopping -----------------------------------------------------------------------------------------------------
+    # -- checkpoints: whole tensors under the original names ----------------------------------------------------------
 
-    def _take_over_sigterm(self, trainer: pl.Trainer) -> None:
-        """Let a SIGTERM on any rank stop all ranks at the same step.
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """A model that is on the meta device until it is sharded can be loaded only then."""
+        return self.parallel_config.shards and self.lightning_module is not None and is_on_meta(self.lightning_module)
 
-        Lightning 2.6 asks rank 0 in a blocking broadcast before each batch, does not hear the other ranks, and
-        broadcasts once more from inside its signal handler. Here the handler only takes note, and a vote whose result
-        is read one step later, so that nobody waits for it, tells everybody. Lightning registers the handler after
-        this, beside the user's and SLURM's, and removes it at the end.
-        """
-        trainer._signal_connector._sigterm_notifier_fn = self._note_sigterm  # type: ignore[method-assign, assignment]
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = self._vote_on_stopping  # type: ignore[method-assign]
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's state; its values on rank 0 only where it is sharded."""
+        make = super().lightning_module_state_dict
+        return self.model.state_dict_of(make, keep=self.is_global_zero) if isinstance(self.model, Sharded) else make()
 
-    def _note_sigterm(self, signum: object, frame: object) -> None:
-        if self._stop_vote is not None:
-            self._stop_vote.wish()
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """An optimizer's state; its values on rank 0 only where it is sharded."""
+        if not isinstance(self.model, Sharded):
+            return super().optimizer_state(optimizer)
+        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
+        return self.model.full.optimizer_state(inner, keep=self.is_global_zero)
 
-    def _vote_on_stopping(self) -> None:
-        assert self._stop_vote is not None
-        assert self._run is not None
-        assert self.lightning_module is not None
-        ranks = self._stop_vote.cast()
-        if ranks:
-            self.lightning_module.trainer._signal_connector.received_sigterm = True
-            stopped = SIGTERMException(f"SIGTERM received by {', '.join(map(self._run.collectives.where, ranks))}")
-            stopped.code = None  # a message would otherwise turn the exit status, 0 under Lightning's ddp, into 1
-            raise stopped
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take whole states; each rank keeps its part."""
+        if isinstance(self.model, Sharded):
+            states = zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
+            cut = [self.model.full.cut_optimizer_state(optimizer, state) for optimizer, state in states]
+            checkpoint = {**checkpoint, "optimizer_states": cut}
+        super().load_optimizer_state_dict(checkpoint)
+
+    # -- ending ------------------------------------------------------------------------------------------------------
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain what the reducer says of unused parameters, and let the other ranks know why this one ends."""
@@ -460,24 +554,38 @@ class HierDistStrategy(ParallelStrategy):
             return
         if self._run is not None and not isinstance(exception, CollectiveError):
             self._run.leave_word(exception)
+        self._failed = True
         if self._all_reduce is not None:
             self._all_reduce.abort(f"{type(exception).__name__}: {exception}")
 
     def teardown(self) -> None:
         """Unwrap the model, end lanes and groups. Safe to call twice."""
-        if isinstance(self.model, DataParallel):
-            self.model = self.lightning_module
+        stays = isinstance(self.model, Sharded) and not self.model.was_whole and not self._failed
+        self._kept = self.model if stays and isinstance(self.model, Sharded) else None
+        if self._kept is None:
+            self._unwrap_model()
         if self._layer_sync_applied and self._layer_sync is not None and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
         self._layer_sync_applied = False
         try:
             super().teardown()
         finally:
-            self._close_run()
+            if self._kept is None:
+                self._close_run()
+
+    def _unwrap_model(self) -> None:
+        for wrapped in (self.model, *self._averages):
+            if isinstance(wrapped, Sharded):
+                wrapped.release(whole=not self._failed)
+        self._averages = []
+        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
+            vars(self.precision_plugin).pop(name, None)
+        if self.model is not None:
+            self.model = self.lightning_module
 
     def _close_run(self) -> None:
-        opened = (self._stop_vote, self._all_reduce, self._sparse, self._agreement, self._run)
-        self._stop_vote = self._all_reduce = self._sparse = self._agreement = self._run = None
+        opened = (self._stopping, self._all_reduce, self._sparse, self._links, self._agreement, self._run)
+        self._stopping = self._all_reduce = self._sparse = self._links = self._agreement = self._run = None
         for part in opened:
             if part is not None:
                 part.close()

@@ -6,6 +6,8 @@ never waits for the device). It can be started in one step and read in the next,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -58,6 +60,14 @@ class Agreement:
     def exchange(self, number: int) -> list[int]:
         """:meth:`start`, waited for."""
         return self.start(number).wait()
+
+    def any_of(self, said: Sequence[bool]) -> list[bool]:
+        """Say yes or no to some questions, as many on each rank; to each, whether any rank said yes."""
+        votes = torch.tensor(said, dtype=torch.uint8)
+        assert self._group is not None, "every rank is in it, until it is closed"
+        if votes.numel():
+            self._collectives.all_reduce(votes, self._group, dist.ReduceOp.MAX)
+        return [bool(vote) for vote in votes.tolist()]
 
     def close(self) -> None:
         """Release the group. Safe to call twice."""

@@ -169,6 +169,18 @@ class Collectives:
         self._first_failure: CollectiveError | None = None
         self._failure_lock = threading.Lock()
 
+    def blocking_host(self) -> Collectives:
+        """The same seam for groups on CPU memory, whatever the tensors of training live on."""
+        return Collectives(
+            events=self.events,
+            timeout_s=self.timeout_s,
+            rank=self.rank,
+            host_of_rank=self.host_of_rank,
+            testimony=self.testimony,
+            activity=self.activity,
+            fault_point=self.fault_point,
+        )
+
     @property
     def failure(self) -> CollectiveError | None:
         """The first failed operation of this process; later ones are consequences."""

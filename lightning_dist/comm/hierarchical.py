@@ -25,7 +25,7 @@ from lightning_dist.comm.host_leg import SharedMemoryLeg
 from lightning_dist.comm.lanes import Pipeline, StreamPipeline, ThreadPipeline
 from lightning_dist.comm.legs import Chunk, ChunkStep, Leg, NamedStep, keep_for_current_stream
 from lightning_dist.comm.shared_memory import open_host_memory
-from lightning_dist.comm.signatures import SignatureCheck
+from lightning_dist.comm.signatures import SignatureCheck, amount_of
 from lightning_dist.config import SyncConfig
 from lightning_dist.errors import CollectiveError
 from lightning_dist.topology import Cluster, Hierarchy, Tier, hierarchy_of
@@ -102,7 +102,8 @@ class HierarchicalAllReduce:
         future: Future[torch.Tensor] = Future(devices=[self._device]) if self._device.type == "cuda" else Future()
         if self._signatures is not None and self._world_size > 1:
             try:
-                self._signatures.check(tensor, mean=mean)
+                asked = f"the {'mean' if mean else 'sum'} of {amount_of(tensor)}"
+                self._signatures.check(asked, operation="all_reduce")
             except CollectiveError as error:
                 self.abort(str(error))
                 raise
@@ -249,7 +250,46 @@ def open_all_reduce(
         chunk_bytes=chunk_bytes,
         device=device,
         world_size=cluster.world_size,
-        signatures=SignatureCheck(keys, collectives=collectives, world_size=cluster.world_size),
+        signatures=SignatureCheck(keys, collectives=collectives, ranks=range(cluster.world_size)),
+    )
+
+
+def open_all_reduce_across(
+    parts: Sequence[Sequence[int]],
+    *,
+    config: SyncConfig,
+    collectives: Collectives,
+    device: torch.device,
+    rank: int,
+    store: dist.Store,
+    purpose: str = "replicas",
+) -> HierarchicalAllReduce:
+    """An all-reduce inside each of some groups that have one rank on each host, so that all of it crosses hosts.
+
+    Args:
+        parts: Global ranks group by group; every rank is in one. The other arguments are those of
+            :func:`open_all_reduce`.
+        config: How to synchronise.
+        collectives: The seam.
+        device: Where the tensors live.
+        rank: This process's global rank.
+        store: Shared by all ranks.
+        purpose: Keeps its keys and group names apart from others'.
+    """
+    plan = LegPlan(Tier.WORLD, tuple(tuple(part) for part in parts), len(parts[0]))
+    opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes=0)
+    groups: list[RankGroup] = []
+    leg = _open_top_leg(plan, True, opening, groups)
+    own = next(tuple(part) for part in parts if rank in part)
+    keys = dist.PrefixStore(f"hierdist/{purpose}/{own[0]}/signatures/", store).clone()  # type: ignore[attr-defined]  # torch's stub
+    return HierarchicalAllReduce(
+        [leg],
+        groups,
+        collectives=collectives,
+        chunk_bytes=config.chunk_bytes,
+        device=device,
+        world_size=len(own),
+        signatures=SignatureCheck(keys, collectives=collectives, ranks=own),
     )
 
 

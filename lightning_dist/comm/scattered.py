@@ -1,4 +1,4 @@
-"""Hierarchical reduce-scatter and all-gather: index r of the world gets, or gives, shard r, for any placement of ranks.
+"""Hierarchical reduce-scatter and all-gather: member i of a group gets, or gives, shard i, for any placement of ranks.
 
 The legs are those of :mod:`~lightning_dist.comm.hierarchical`, used in part: a reduce-scatter goes out through the
 inner legs, across, and back in only where hosts are uneven; an all-gather goes the same way backwards. Segments travel
@@ -8,17 +8,21 @@ twice that).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
+from lightning_dist.comm.codecs import CastCodec
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy, make_leg_group
 from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
 from lightning_dist.comm.legs import keep_for_current_stream, sum_in_order
-from lightning_dist.topology import Cluster, hierarchy_of
+from lightning_dist.comm.signatures import SignatureCheck, amount_of
+from lightning_dist.topology import Cluster, Tier, hierarchy_of
 from lightning_dist.topology.routes import Hop, route_of
 
 
@@ -62,15 +66,22 @@ _HopMove = Callable[[_Segments, Hop, RankGroup], None]
 
 
 class HierarchicalScatter:
-    """Reduce-scatter and all-gather over all ranks, each on lanes and groups of its own. Every rank makes it.
+    """Reduce-scatter and all-gather inside groups of ranks, on lanes and process groups of their own.
+
+    Every rank of the world makes it, with the same arguments.
 
     Args:
-        cluster: Who sits where; the same on all ranks.
+        cluster: Who sits where.
         collectives: The seam.
         device: Where the tensors live.
         rank: This process's global rank.
+        store: Shared by all ranks, its keys used by nobody else.
         timeout_s: Deadline of each operation, in seconds.
         chunk_bytes: A rank's segments travel in chunks of at most this size together, in bytes.
+        parts: Global ranks group by group, each rank once; shard i of a group belongs to its member i. All ranks in one
+            group, in their order, if not given.
+        codec: What sums cross the top leg in, if that leg leaves the host; ``None`` sends values as they are. Gathered
+            values always cross as they are.
     """
 
     def __init__(
@@ -80,49 +91,96 @@ class HierarchicalScatter:
         collectives: Collectives,
         device: torch.device,
         rank: int,
+        store: dist.Store,
         timeout_s: float,
         chunk_bytes: int,
+        parts: Sequence[Sequence[int]] | None = None,
+        codec: CastCodec | None = None,
     ) -> None:
-        self._world_size = cluster.world_size
-        self._rank = rank
         self._device = device
         self._chunk_bytes = chunk_bytes
         self._collectives = collectives
+        self._codec = codec
         self._groups: list[RankGroup] = []
-        hierarchy = hierarchy_of(cluster)
-        hops = {hop.leg: hop for hop in route_of(cluster, rank, hierarchy).hops}
-
-        def lanes(kind: str, outward: Sequence[_HopMove], inward: Sequence[_HopMove]) -> list[tuple[str, _Move]]:
-            numbers = list(range(len(hierarchy.legs)))
-            row = []
-            for number, moves in [(n, outward) for n in numbers] + [(n, inward) for n in reversed(numbers[:-1])]:
-                leg = hierarchy.legs[number]
-                name = f"{kind}_{leg.tier.value}_{'out' if moves is outward else 'in'}"
-                group = make_leg_group(leg, rank=rank, label=name, timeout_s=timeout_s)
-                self._groups += [group] if group is not None else []
-                move = moves[1] if number == numbers[-1] else moves[0]
-                row.append((name, self._bound(move, hops.get(number), group)))
-            return row
-
-        self._scatter_lanes = lanes("scatter", (self._sum, self._sum), (self._hand_in, self._hand_in))
-        self._gather_lanes = lanes("gather", (self._hand_out, self._spread), (self._spread, self._spread))
+        self._scatter_lanes: list[tuple[str, _Move]] = []
+        self._gather_lanes: list[tuple[str, _Move]] = []
+        for part in parts if parts is not None else [range(cluster.world_size)]:
+            scatter_lanes, gather_lanes = self._lanes_of(cluster, part, rank, timeout_s)
+            if rank in part:
+                self._members = tuple(part)
+                self._scatter_lanes, self._gather_lanes = scatter_lanes, gather_lanes
+        self._index = self._members.index(rank)
+        self._size = len(self._members)
         self._scatter_pipeline = self._pipeline([name for name, _ in self._scatter_lanes])
         self._gather_pipeline = self._pipeline([name for name, _ in self._gather_lanes])
+        self._signatures = {
+            kind: SignatureCheck(
+                dist.PrefixStore(f"{kind}/{self._members[0]}/", store).clone(),  # type: ignore[attr-defined]  # torch's stub
+                collectives=collectives,
+                ranks=self._members,
+            )
+            for kind in ("reduce_scatter", "all_gather")
+        }
 
-    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, *, mean: bool = False) -> Future[torch.Tensor]:
-        """Begin to sum ``tensor`` over ranks and give each its shard; every rank calls it, in the same order.
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks of this rank's group, by shard."""
+        return self._members
+
+    @property
+    def index(self) -> int:
+        """Which shard is this rank's."""
+        return self._index
+
+    def _lanes_of(
+        self, cluster: Cluster, part: Sequence[int], rank: int, timeout_s: float
+    ) -> tuple[list[tuple[str, _Move]], list[tuple[str, _Move]]]:
+        """Make the groups of one part, and for its members the lanes; every rank of the world calls it."""
+        inside = cluster.restricted_to(part)
+        hierarchy = hierarchy_of(inside)
+        hops = {h.leg: h for h in route_of(inside, part.index(rank), hierarchy).hops} if rank in part else {}
+        last = len(hierarchy.legs) - 1
+        top_sum = self._sum_encoded if self._codec is not None and hierarchy.top.tier is not Tier.HOST else self._sum
+
+        def lane(kind: str, number: int, move: _HopMove) -> tuple[str, _Move]:
+            leg = hierarchy.legs[number]
+            placed = dataclasses.replace(leg, groups=tuple(tuple(part[i] for i in group) for group in leg.groups))
+            name = f"{kind}_{leg.tier.value}"
+            group = make_leg_group(placed, rank=rank, label=name, timeout_s=timeout_s)
+            self._groups += [group] if group is not None else []
+            return name, self._bound(move, hops.get(number), group)
+
+        out, back = range(last), range(last - 1, -1, -1)
+        scatter = [lane("scatter_out", n, self._sum) for n in out] + [lane("scatter_top", last, top_sum)]
+        scatter += [lane("scatter_in", n, self._hand_in) for n in back]
+        gather = [lane("gather_out", n, self._hand_out) for n in out] + [lane("gather_top", last, self._spread)]
+        gather += [lane("gather_in", n, self._spread) for n in back]
+        return scatter, gather
+
+    def reduce_scatter(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        *,
+        mean: bool = False,
+        then: Callable[[], None] | None = None,
+    ) -> Future[torch.Tensor]:
+        """Begin to sum ``tensor`` over the group and give each member its shard; all members call it, in one order.
 
         Args:
-            output: Any shape of n elements, contiguous; receives shard ``rank`` of the sum.
-            tensor: World size x n elements of the same type; not changed.
-            mean: Divide by the number of ranks.
+            output: Any shape of n elements, contiguous; receives this rank's shard of the sum.
+            tensor: Group size x n elements of the same type; not changed.
+            mean: Divide by the size of the group.
+            then: Called once ``output`` is written, in the last lane (its thread, its stream), before the future is
+                done; in the order of the calls, so it may start an operation of another group.
 
         Returns:
             A future of ``output``.
         """
-        rows = self._checked(output, tensor).view(self._world_size, -1)
+        rows = self._checked(output, tensor).view(self._size, -1)
+        self._agree("reduce_scatter", f"shards of the {'mean' if mean else 'sum'} of {amount_of(tensor)}")
         target = output.view(1, -1)
-        scale = 1.0 / self._world_size if mean else None
+        scale = 1.0 / self._size if mean else None
         # fp16 could overflow in the sum: every term is scaled instead.
         scale_first = scale is not None and output.dtype is torch.float16
         future = self._future()
@@ -133,7 +191,7 @@ class HierarchicalScatter:
             chunk = rows[:, piece].contiguous()
             if scale is not None and scale_first:
                 chunk = chunk * scale
-            return _Segments(tuple(range(self._world_size)), chunk, {"chunk": piece.start // columns})
+            return _Segments(tuple(range(self._size)), chunk, {"chunk": piece.start // columns})
 
         def finish(piece: slice, segments: _Segments) -> None:
             keep_for_current_stream(segments.rows)
@@ -141,35 +199,44 @@ class HierarchicalScatter:
             if scale is not None and not scale_first:
                 target[:, piece].mul_(scale)
 
-        self._run(self._scatter_pipeline, self._scatter_lanes, rows.shape[1], columns, start, finish, future, output)
+        def end() -> None:
+            if then is not None:
+                then()
+            future.set_result(output)
+
+        self._run(self._scatter_pipeline, self._scatter_lanes, rows.shape[1], columns, start, finish, end, future)
         return future
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Future[torch.Tensor]:
-        """Begin to give every rank everybody's shard; every rank calls it, in the same order.
+        """Begin to give every member everybody's shard; all members call it, in one order.
 
         Args:
-            output: World size x n elements, contiguous; receives shard r in place r.
+            output: Group size x n elements, contiguous; receives shard i in place i.
             tensor: n elements of the same type, this rank's shard; may be a view of ``output``.
 
         Returns:
             A future of ``output``.
         """
-        target = self._checked(tensor, output).view(self._world_size, -1)
+        target = self._checked(tensor, output).view(self._size, -1)
         if target.data_ptr() != output.data_ptr():
             raise ValueError("all_gather writes into output, which must be contiguous")
+        self._agree("all_gather", f"everybody's {amount_of(tensor)}")
         row = tensor.reshape(1, -1)
         future = self._future()
         columns = self._columns(target)
 
         def start(piece: slice) -> _Segments:
             keep_for_current_stream(row)
-            return _Segments((self._rank,), row[:, piece].contiguous(), {"chunk": piece.start // columns})
+            return _Segments((self._index,), row[:, piece].contiguous(), {"chunk": piece.start // columns})
 
         def finish(piece: slice, segments: _Segments) -> None:
             keep_for_current_stream(segments.rows)
             target[:, piece] = segments.rows
 
-        self._run(self._gather_pipeline, self._gather_lanes, target.shape[1], columns, start, finish, future, output)
+        def end() -> None:
+            future.set_result(output)
+
+        self._run(self._gather_pipeline, self._gather_lanes, target.shape[1], columns, start, finish, end, future)
         return future
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -181,17 +248,29 @@ class HierarchicalScatter:
 
     # -- one hop ------------------------------------------------------------------------------------------------------
 
-    def _sum(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+    def _sum(self, segments: _Segments, hop: Hop, group: RankGroup, own: torch.Tensor | None = None) -> None:
         """Out: each member gets the segments it owns from all others, and sums."""
         owned = hop.owned_by(hop.index)
-        own = segments.of(owned)
-        received = {m: torch.empty_like(own) for m in range(group.size) if m != hop.index}
+        own = segments.of(owned) if own is None else own
+        received = {m: torch.empty_like(own, dtype=segments.rows.dtype) for m in range(group.size) if m != hop.index}
         sends = [(m, segments.of(hop.owned_by(m)).contiguous()) for m in range(group.size) if m != hop.index]
         self._exchange(sends, list(received.items()), group, "reduce_scatter", segments)
         terms = [own if m == hop.index else received[m] for m in range(group.size)]
         total = torch.empty_like(own)
         sum_in_order(terms, total, maximum=own.dtype is torch.bool)
         segments.hold([(owned, total)])
+
+    def _sum_encoded(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+        """:meth:`_sum`, what is sent being encoded; own values enter the sum as they are."""
+        codec = self._codec
+        if codec is None or not codec.applies_to(segments.rows.dtype):
+            self._sum(segments, hop, group)
+            return
+        exact = segments.of(hop.owned_by(hop.index))
+        encoded = torch.empty_like(segments.rows, dtype=codec.wire_dtype)
+        codec.encode(segments.rows, encoded)
+        segments.rows = encoded
+        self._sum(segments, hop, group, own=exact)
 
     def _hand_in(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
         """In, after a sum: each owner hands its segments to the members that lead to their destinations."""
@@ -259,14 +338,14 @@ class HierarchicalScatter:
         columns: int,
         start: Callable[[slice], _Segments],
         finish: Callable[[slice, _Segments], None],
+        end: Callable[[], None],
         future: Future[torch.Tensor],
-        result: torch.Tensor,
     ) -> None:
         pieces = [slice(low, min(low + columns, length)) for low in range(0, length, columns)]
-        if not pieces:
-            future.set_result(result)
-        for number, piece in enumerate(pieces):
-            self._submit(pipeline, lanes, piece, start, finish, future, result, number == len(pieces) - 1)
+        # An empty shard has nothing to send, but its end comes after the ends of those before it all the same.
+        for number, piece in enumerate(pieces or [slice(0, 0)]):
+            is_last = number >= len(pieces) - 1
+            self._submit(pipeline, lanes, piece, start, finish, end if is_last else None, future)
 
     def _submit(
         self,
@@ -275,9 +354,8 @@ class HierarchicalScatter:
         piece: slice,
         start: Callable[[slice], _Segments],
         finish: Callable[[slice, _Segments], None],
+        end: Callable[[], None] | None,
         future: Future[torch.Tensor],
-        result: torch.Tensor,
-        is_last: bool,
     ) -> None:
         under_way: list[_Segments] = []
 
@@ -291,23 +369,27 @@ class HierarchicalScatter:
 
         def done() -> None:
             finish(piece, under_way[0])
-            if is_last:
-                future.set_result(result)
+            if end is not None:
+                end()
 
         def failed(error: BaseException) -> None:
-            if is_last:
+            if end is not None:
                 future.set_exception(error)  # type: ignore[arg-type]  # annotated for any T, takes an exception
 
         pipeline.submit([step_of(n, move) for n, (_, move) in enumerate(lanes)], done=done, failed=failed)
 
+    def _agree(self, operation: str, asked: str) -> None:
+        if self._size > 1:
+            self._signatures[operation].check(asked, operation=operation)
+
     def _columns(self, rows: torch.Tensor) -> int:
         """Elements of each segment that travel at a time."""
-        return max(1, self._chunk_bytes // (self._world_size * rows.element_size()))
+        return max(1, self._chunk_bytes // (self._size * rows.element_size()))
 
     def _checked(self, shard: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        if whole.numel() != self._world_size * shard.numel() or whole.dtype != shard.dtype:
+        if whole.numel() != self._size * shard.numel() or whole.dtype != shard.dtype:
             raise ValueError(
-                f"{self._world_size} shards of {tuple(shard.shape)} {shard.dtype} do not make up "
+                f"{self._size} shards of {tuple(shard.shape)} {shard.dtype} do not make up "
                 f"{tuple(whole.shape)} {whole.dtype}"
             )
         return whole.contiguous()

@@ -4,14 +4,15 @@ Backends do not check it. Where sizes differ, Gloo ends the process (SIGABRT, fr
 types differ, bytes of one type are added to bytes of another, silently.
 
 An operation that follows the same operation as before is taken for agreed, so a training step repeats the check of its
-first occurrence at no cost. Any other is compared with rank 0's, by one key in the store: rank 0 only writes, so it
-waits for nobody, and a rank that differs fails before it sends.
+first occurrence at no cost. Any other is compared with the first rank's, by one key in the store: that rank only
+writes, so it waits for nobody, and a rank that differs fails before it sends.
 """
 
 from __future__ import annotations
 
 import datetime
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,60 +23,70 @@ from lightning_dist.errors import CollectiveMismatchError, PeerLostError
 _LOOK_UP_S = 0.5  # how often a long wait looks for an alarm
 
 
+def amount_of(tensor: torch.Tensor) -> str:
+    """How many values of which type, e.g. ``10 x float32``; shapes may differ where the numbers do not."""
+    return f"{tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}"
+
+
 class SignatureCheck:
     """Compares what ranks ask for; every rank calls :meth:`check` before each operation, in the same order.
 
     Args:
-        store: Shared by all ranks; its keys are prefixed by the caller, and nobody else uses this connection.
+        store: Shared by the ranks; its keys are prefixed by the caller, and nobody else uses this connection.
         collectives: The seam.
-        world_size: Number of ranks.
+        ranks: Global ranks that take part; the first is the one the others compare with.
     """
 
-    def __init__(self, store: dist.Store, *, collectives: Collectives, world_size: int) -> None:
+    def __init__(self, store: dist.Store, *, collectives: Collectives, ranks: Sequence[int]) -> None:
         self._store = store
         self._collectives = collectives
-        self._group = RankGroup(tuple(range(world_size)), collectives.rank, None, "signatures", "world")
+        self._first = ranks[0]
+        index = tuple(ranks).index(collectives.rank)
+        self._group = RankGroup(tuple(ranks), index, None, "signatures", "world")
         self._agreed: set[tuple[str, str]] = set()
         self._previous = ""
         self._count = 0
 
-    def check(self, tensor: torch.Tensor, *, mean: bool) -> None:
-        """Make sure that rank 0 asks for the same.
+    def check(self, asked: str, *, operation: str) -> None:
+        """Make sure that the first rank asks for the same.
+
+        Args:
+            asked: What this rank asks for, in words that are the same on all ranks; see :func:`amount_of`.
+            operation: Name of the operation, for messages.
 
         Raises:
-            CollectiveMismatchError: It asks for another size, type or operation.
+            CollectiveMismatchError: The first rank asks for something else.
             CollectiveTimeoutError: It did not get here within the deadline.
             PeerLostError: The store is gone.
         """
-        kind = str(tensor.dtype).removeprefix("torch.")
-        signature = f"the {'mean' if mean else 'sum'} of {tensor.numel()} x {kind}"
-        pair, number = (self._previous, signature), self._count
-        self._previous, self._count = signature, self._count + 1
-        if pair not in self._agreed:
-            self._compare(number, signature)
+        pair, number = (self._previous, asked), self._count
+        self._previous, self._count = asked, self._count + 1
+        if self._group.size > 1 and pair not in self._agreed:
+            self._compare(number, asked, operation)
             self._agreed.add(pair)
 
-    def _compare(self, number: int, signature: str) -> None:
-        collectives = self._collectives
+    def _compare(self, number: int, asked: str, operation: str) -> None:
+        collectives, first = self._collectives, self._first
         with (
-            collectives.translated("all_reduce", self._group),
-            collectives.activity.waiting("a comparison with rank 0"),
+            collectives.translated(operation, self._group),
+            collectives.activity.waiting(f"a comparison with rank {first}"),
         ):
-            if collectives.rank == 0:
-                self._store.set(str(number), signature)
+            if collectives.rank == first:
+                self._store.set(str(number), asked)
                 return
             self._wait_for(str(number))
             wanted = self._store.get(str(number)).decode()
-        if wanted != signature:
+        if wanted != asked:
             raise collectives.own_failure(
                 CollectiveMismatchError(
-                    f"{collectives.where(collectives.rank)} asks for {signature} as operation {number} (all_reduce), "
-                    f"{collectives.where(0)} for {wanted}: the ranks' models or their order of gradients differ"
+                    f"{collectives.where(collectives.rank)} asks for {asked} as operation {number} ({operation}), "
+                    f"{collectives.where(first)} for {wanted}: the ranks' models or the order in which they use them "
+                    "differ"
                 )
             )
 
     def _wait_for(self, key: str) -> None:
-        """Wait until the deadline or the testimony's alarm: rank 0 may have raised before it came here."""
+        """Wait until the deadline or the testimony's alarm: the first rank may have raised before it came here."""
         collectives, start_s = self._collectives, time.monotonic()
         while True:
             waited_s = time.monotonic() - start_s
@@ -88,4 +99,6 @@ class SignatureCheck:
                     raise
                 alarm = collectives.testimony.alarm(waited_s) if collectives.testimony is not None else None
                 if alarm is not None:
-                    raise PeerLostError(f"waited {waited_s:.1f} s for rank 0, then gave up: {alarm}") from error
+                    raise PeerLostError(
+                        f"waited {waited_s:.1f} s for rank {self._first}, then gave up: {alarm}"
+                    ) from error

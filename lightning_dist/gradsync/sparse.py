@@ -7,12 +7,14 @@ and summed by the backend over the world, on a lane and a group of its own, so t
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
 from lightning_dist.comm.collectives import Collectives
 from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.comm.lanes import ThreadPipeline
+from lightning_dist.comm.signatures import SignatureCheck
 
 
 def has_sparse_gradients(module: nn.Module) -> bool:
@@ -26,9 +28,10 @@ class SparseAllReduce:
     Args:
         collectives: The seam.
         world_size: Number of ranks.
+        store: Shared by all ranks, its keys used by nobody else.
     """
 
-    def __init__(self, collectives: Collectives, world_size: int) -> None:
+    def __init__(self, collectives: Collectives, world_size: int, store: dist.Store) -> None:
         self._collectives = collectives
         self._world_size = world_size
         self._group = make_group(
@@ -39,6 +42,7 @@ class SparseAllReduce:
             timeout_s=collectives.timeout_s,
         )
         self._pipeline = ThreadPipeline(["sparse"])
+        self._signatures = SignatureCheck(store, collectives=collectives, ranks=range(world_size))
 
     def start(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
         """Begin to average a sparse COO tensor; every rank calls it in the same order, each with rows of its own.
@@ -46,6 +50,7 @@ class SparseAllReduce:
         Returns:
             A future of the mean, coalesced.
         """
+        self._signatures.check(f"rows of {tuple(tensor.shape)} {tensor.dtype}", operation="all_reduce")
         on_cuda = tensor.is_cuda
         future: Future[torch.Tensor] = Future(devices=[tensor.device]) if on_cuda else Future()
         mean = tensor.coalesce()

@@ -226,6 +226,16 @@ class Cluster:
         """The same hosts with the third tier forgotten, and with it the links, whose tiers would mean another thing."""
         return Cluster(self.host_of_rank) if self.switch_of_host else self
 
+    def restricted_to(self, ranks: Sequence[int]) -> Cluster:
+        """The cluster of some ranks only, numbered 0, 1, ... in the given order, where they sit now.
+
+        Raises:
+            TopologyError: A rank is out of range.
+        """
+        hosts = tuple(self.host_of(rank) for rank in ranks)
+        switches = {host: switch for host, switch in self.switch_of_host.items() if host in hosts}
+        return Cluster(hosts, switches, self.links)
+
     def with_links(self, links: Mapping[Tier, Link]) -> Cluster:
         """The same cluster with other links."""
         return replace(self, links=links)

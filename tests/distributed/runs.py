@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lightning_dist import build
+from lightning_dist.comm.collectives import FaultPoint
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.config import SyncConfig, TopologyConfig
 from lightning_dist.events import EventStream
@@ -17,14 +18,23 @@ from tests.support.tasks import RankContext
 
 @contextlib.contextmanager
 def opened(
-    context: RankContext, sync: dict[str, Any] | None = None, topology: dict[str, Any] | None = None
+    context: RankContext,
+    sync: dict[str, Any] | None = None,
+    topology: dict[str, Any] | None = None,
+    fault_point: FaultPoint | None = None,
 ) -> Iterator[tuple[build.RunContext, HierarchicalAllReduce]]:
     """A run and its all-reduce, closed at the end."""
     events = EventStream(rank=context.rank)
     config = SyncConfig(**{"timeout_s": 20.0, **(sync or {})})
-    run = build.open_run(TopologyConfig(**(topology or {})), config, events=events, device=torch.device("cpu"))
-    all_reduce = build.open_gradient_all_reduce(run, config)
-    try:
+    with contextlib.ExitStack() as stack:
+        run = build.open_run(
+            TopologyConfig(**(topology or {})),
+            config,
+            events=events,
+            device=torch.device("cpu"),
+            fault_point=fault_point,
+        )
+        stack.callback(run.close)
+        all_reduce = build.open_gradient_all_reduce(run, config)
+        stack.callback(all_reduce.close)
         yield run, all_reduce
-    finally:
-        all_reduce.close()

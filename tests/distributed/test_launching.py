@@ -84,6 +84,12 @@ def test_sigterm_on_a_started_rank_stops_all() -> None:
     assert not ends_of(result.stdout)
 
 
+def test_a_rank_that_does_not_end_is_killed_and_the_run_has_failed() -> None:
+    result = run_script([SCRIPT.with_name("late.py")], deadline_s=60)
+    assert result.returncode == 128 + 9
+    assert "rank 1 still runs 1 s after rank 0 ended; it is killed" in result.stderr
+
+
 CLI_TRAINER = [
     "--trainer.accelerator=cpu",
     "--trainer.devices=2",

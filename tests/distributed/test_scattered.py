@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from lightning_dist import build
+from lightning_dist.comm.codecs import codec_of
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import SyncConfig, TopologyConfig
+from lightning_dist.errors import CollectiveError
 from lightning_dist.events import EventStream
 from tests.distributed.test_all_reduce import LAYOUTS, SWITCHES
 from tests.support.ranks import RankPool
@@ -22,19 +24,27 @@ def values(rank: int, numel: int, dtype: str) -> torch.Tensor:
     return ((torch.arange(numel) * 7 + rank * 3) % 5).to(getattr(torch, dtype))
 
 
-def scatter_and_gather(context: RankContext, topology: dict[str, Any], chunk_bytes: int) -> list[str]:
-    """Both operations on every type and some lengths, all under way at once; what is wrong, in words."""
-    config = SyncConfig(timeout_s=20.0)
-    events = EventStream(rank=context.rank)
-    run = build.open_run(TopologyConfig(**topology), config, events=events, device=torch.device("cpu"))
-    scatter = HierarchicalScatter(
+def open_run(context: RankContext, topology: dict[str, Any] | None = None) -> build.RunContext:
+    config, events = SyncConfig(timeout_s=20.0), EventStream(rank=context.rank)
+    return build.open_run(TopologyConfig(**(topology or {})), config, events=events, device=torch.device("cpu"))
+
+
+def open_scatter(run: build.RunContext, **arguments: Any) -> HierarchicalScatter:
+    return HierarchicalScatter(
         run.cluster,
         collectives=run.collectives,
         device=run.device,
-        rank=context.rank,
+        rank=run.rank,
+        store=run.own_store("shards"),
         timeout_s=20.0,
-        chunk_bytes=chunk_bytes,
+        **{"chunk_bytes": 1024, **arguments},
     )
+
+
+def scatter_and_gather(context: RankContext, topology: dict[str, Any], chunk_bytes: int) -> list[str]:
+    """Both operations on every type and some lengths, all under way at once; what is wrong, in words."""
+    run = open_run(context, topology)
+    scatter = open_scatter(run, chunk_bytes=chunk_bytes)
     n, problems, checks = context.world_size, [], []
     try:
         for dtype in DTYPES:
@@ -62,6 +72,7 @@ def scatter_and_gather(context: RankContext, topology: dict[str, Any], chunk_byt
             problems.append("fp16 mean overflows")
     finally:
         scatter.close()
+        run.close()
     return problems
 
 
@@ -71,3 +82,81 @@ def test_shard_r_belongs_to_rank_r(ranks: RankPool, name: str, chunk_bytes: int)
     topology = {"switches": SWITCHES[name]} if name in SWITCHES else {}
     for problems in ranks.run(scatter_and_gather, layout=LAYOUTS[name], args=(topology, chunk_bytes)):
         assert problems == []
+
+
+def scatter_in_parts(context: RankContext, parts: list[list[int]]) -> list[str]:
+    """Shard i of a part belongs to its i-th member, whatever its rank."""
+    run = open_run(context)
+    scatter, problems = open_scatter(run, parts=parts), []
+    (own,) = [part for part in parts if context.rank in part]
+    n, index = len(own), own.index(context.rank)
+    try:
+        if (list(scatter.members), scatter.index) != (own, index):
+            problems.append(f"members {scatter.members}, index {scatter.index}")
+        mean = scatter.reduce_scatter(torch.zeros(700), values(context.rank, n * 700, "float32"), mean=True).wait()
+        expected = sum(values(r, n * 700, "float32").view(n, 700)[index] for r in own) / n
+        if not torch.allclose(mean, expected):
+            problems.append("reduce_scatter")
+        every = scatter.all_gather(torch.zeros(n, 5), torch.full((5,), float(context.rank))).wait()
+        if every[:, 0].tolist() != own:
+            problems.append(f"all_gather {every[:, 0].tolist()}")
+    finally:
+        scatter.close()
+        run.close()
+    return problems
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[[3, 1, 2, 0]], [[0, 1], [2, 3]], [[0, 2], [3, 1]], [[2, 0, 1], [3]], [[0], [1], [2], [3]]],
+    ids=["reversed", "halves", "crossed", "uneven", "alone"],
+)
+@pytest.mark.parametrize("name", ["2+2", "3+1", "cyclic"])
+def test_parts_of_the_world_scatter_by_themselves(ranks: RankPool, name: str, parts: list[list[int]]) -> None:
+    for problems in ranks.run(scatter_in_parts, layout=LAYOUTS[name], args=(parts,)):
+        assert problems == []
+
+
+def scatter_encoded(context: RankContext) -> tuple[float, float]:
+    """Largest relative errors of a reduce-scatter and a gather with bf16 between hosts."""
+    run = open_run(context)
+    scatter = open_scatter(run, codec=codec_of("bf16"))
+    n = context.world_size
+    terms = [torch.randn(n * 500, generator=torch.Generator().manual_seed(r)).abs() + 1 for r in range(n)]
+    try:
+        total = scatter.reduce_scatter(torch.zeros(500), terms[context.rank]).wait()
+        exact = torch.stack(terms).double().sum(0).view(n, 500)[context.rank]
+        whole = scatter.all_gather(torch.zeros(n * 500), terms[0].view(n, 500)[context.rank]).wait()
+    finally:
+        scatter.close()
+        run.close()
+    return float(((total - exact) / exact).abs().max()), float((whole - terms[0]).abs().max())
+
+
+def test_a_codec_rounds_what_crosses_hosts_and_nothing_else(ranks: RankPool) -> None:
+    for sum_error, gather_error in ranks.run(scatter_encoded, layout=LAYOUTS["2+2"]):
+        assert 1e-5 < sum_error < 2**-8  # the other host's half of the sum has 8 bits
+        assert gather_error == 0
+    for sum_error, _ in ranks.run(scatter_encoded, layout=LAYOUTS["3"]):
+        assert sum_error < 1e-6  # one host: nothing crosses
+
+
+def ask_differently(context: RankContext) -> str:
+    """What the ranks that disagree with rank 0 are told."""
+    run = open_run(context)
+    scatter = open_scatter(run)
+    size = 3 if context.rank == 1 else 2
+    try:
+        scatter.all_gather(torch.zeros(context.world_size, size), torch.zeros(size)).wait()
+    except CollectiveError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        scatter.close()
+        run.close()
+    return ""
+
+
+def test_other_sizes_are_refused(ranks: RankPool) -> None:
+    said = ranks.run(ask_differently, layout=LAYOUTS["2"], fresh=True, deadline_s=60)
+    assert "rank 1" in said[1]
+    assert "asks for everybody's 3 x float32 as operation 0 (all_gather)" in said[1]

@@ -62,6 +62,23 @@ def test_other_groups(overrides: list[str], tmp_path: Path) -> None:
     assert "validation loss" in result.stdout
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["parallel=zero1"],
+        ["parallel=zero2", "trainer.accumulate_grad_batches=2"],
+        ["parallel=zero3", "parallel.secondary_shard=host", "trainer.precision=bf16-mixed"],
+        ["parallel=hsdp"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_every_way_to_spread_the_model(overrides: list[str], tmp_path: Path) -> None:
+    result = train(*overrides, cwd=tmp_path).check()
+    assert "2 shards" in result.stderr + result.stdout
+    assert re.search(r"ranks\s*│\s*2 ", result.stdout)
+    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+
+
 def test_text_of_ones_own(tmp_path: Path) -> None:
     texts = tmp_path / "my texts"
     texts.mkdir()

@@ -15,10 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_dist import build
-from lightning_dist.config import SyncConfig, TopologyConfig
 from lightning_dist.errors import HierDistError
-from lightning_dist.events import EventStream
+from tests.distributed.runs import opened
 from tests.support.faults import Fault, FaultPlan, end_stopped, strikes
 from tests.support.tasks import RankContext
 
@@ -76,15 +74,10 @@ def sum_until_failure(
     lost = {fault.rank for fault in faults if fault.kind in ("kill", "stop")}
     survivors = [rank for rank in range(context.world_size) if rank not in lost]
     dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=20))
-    events = EventStream(rank=context.rank)
-    config = SyncConfig(**{**SYNC, **(sync or {})})
     ending = Ending()
     with contextlib.ExitStack() as stack:
         try:
-            run = build.open_run(TopologyConfig(), config, events=events, device=torch.device("cpu"), fault_point=point)
-            stack.callback(run.close)
-            all_reduce = build.open_gradient_all_reduce(run, config)
-            stack.callback(all_reduce.close)
+            _, all_reduce = stack.enter_context(opened(context, {**SYNC, **(sync or {})}, fault_point=point))
             for _ in range(STEPS):
                 point("step", "main", context.rank)
                 time.sleep(pace_s)
@@ -107,14 +100,7 @@ def sum_until_failure(
 def sum_of(context: RankContext, sizes: Sequence[int], dtypes: Sequence[str], sync: dict[str, Any]) -> Ending:
     """One sum, of a size and a type that may differ between ranks."""
     dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=20))
-    config = SyncConfig(**{**SYNC, **sync})
-    with contextlib.ExitStack() as stack:
-        run = build.open_run(
-            TopologyConfig(), config, events=EventStream(rank=context.rank), device=torch.device("cpu")
-        )
-        stack.callback(run.close)
-        all_reduce = build.open_gradient_all_reduce(run, config)
-        stack.callback(all_reduce.close)
+    with opened(context, {**SYNC, **sync}) as (_, all_reduce):
         agreed = torch.ones(NUMEL)
         all_reduce.all_reduce(agreed)
         start_s = time.monotonic()
@@ -128,15 +114,8 @@ def sum_of(context: RankContext, sizes: Sequence[int], dtypes: Sequence[str], sy
 def sum_until_cut_off(context: RankContext, signal_path: str, steps: int, timeout_s: float) -> Ending:
     """Sum again and again; ``signal_path`` appears when all are at it, and holds the time when a link was pulled."""
     dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=20))
-    config = SyncConfig(**{**SYNC, "timeout_s": timeout_s})
     ending, signal = Ending(), Path(signal_path)
-    with contextlib.ExitStack() as stack:
-        run = build.open_run(
-            TopologyConfig(), config, events=EventStream(rank=context.rank), device=torch.device("cpu")
-        )
-        stack.callback(run.close)
-        all_reduce = build.open_gradient_all_reduce(run, config)
-        stack.callback(all_reduce.close)
+    with opened(context, {**SYNC, "timeout_s": timeout_s}) as (_, all_reduce):
         try:
             for step in range(steps):
                 all_reduce.all_reduce(torch.ones(NUMEL))

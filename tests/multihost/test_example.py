@@ -23,10 +23,13 @@ OVERRIDES = [
 
 
 @pytest.mark.slow
-def test_it_trains_on_two_hosts_of_two_ranks(make_cluster: Callable[..., NamespaceCluster], tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", ["ddp", "zero3", "hsdp"])
+def test_it_trains_on_two_hosts_of_two_ranks(
+    make_cluster: Callable[..., NamespaceCluster], tmp_path: Path, parallel: str
+) -> None:
     cluster = make_cluster(2, rate_mbit=400)
     sent_before = cluster.tx_bytes()
-    command = [REPO_ROOT / "examples" / "train.py", *OVERRIDES]
+    command = [REPO_ROOT / "examples" / "train.py", *OVERRIDES, f"parallel={parallel}"]
     with cluster.start_on_hosts(command, cwd=tmp_path, env={"COLUMNS": "200"}) as hosts:
         first, second = hosts.wait(deadline_s=100)
         first.check()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_dist.capabilities import without_effect
-from lightning_dist.config import ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import PARALLEL_MODES, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
 
 SWITCHES = {"x": ["a"], "y": ["b"]}
 
@@ -25,7 +25,9 @@ SWITCHES = {"x": ["a"], "y": ["b"]}
 def test_a_setting_without_effect_is_named(
     sync: dict[str, Any], topology: dict[str, Any], num_hosts: int, device: str, named: str
 ) -> None:
-    (said,) = without_effect(SyncConfig(**sync), TopologyConfig(**topology), num_hosts=num_hosts, device_type=device)
+    (said,) = without_effect(
+        SyncConfig(**sync), TopologyConfig(**topology), ParallelConfig(), num_hosts=num_hosts, device_type=device
+    )
     assert said.startswith(named)
     assert "no effect" in said
 
@@ -42,4 +44,28 @@ def test_a_setting_without_effect_is_named(
     ],
 )
 def test_what_works_is_not_warned_of(sync: dict[str, Any], topology: dict[str, Any], num_hosts: int) -> None:
-    assert without_effect(SyncConfig(**sync), TopologyConfig(**topology), num_hosts=num_hosts, device_type="cpu") == ()
+    configs = SyncConfig(**sync), TopologyConfig(**topology), ParallelConfig()
+    assert without_effect(*configs, num_hosts=num_hosts, device_type="cpu") == ()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "device", "named"),
+    [
+        ({"mode": "zero2", "static_graph": True}, "cpu", "parallel.static_graph"),
+        ({"mode": "zero3", "gradient_as_bucket_view": False}, "cpu", "parallel.gradient_as_bucket_view"),
+        ({"prefetch": 2}, "cpu", "parallel.prefetch"),
+        ({"gather_dtype": "bf16"}, "cpu", "parallel.gather_dtype"),
+        ({"mode": "zero3", "cpu_offload": True}, "cpu", "parallel.cpu_offload"),
+        ({"cpu_offload": True}, "cuda", "parallel.cpu_offload"),
+    ],
+)
+def test_options_of_another_mode_are_named(parallel: dict[str, Any], device: str, named: str) -> None:
+    configs = SyncConfig(), TopologyConfig(), ParallelConfig(**parallel)
+    (said,) = without_effect(*configs, num_hosts=2, device_type=device)
+    assert said.startswith(named)
+
+
+@pytest.mark.parametrize("mode", PARALLEL_MODES)
+def test_no_mode_is_warned_of_at_its_defaults(mode: str) -> None:
+    configs = SyncConfig(), TopologyConfig(), ParallelConfig(mode=mode)
+    assert without_effect(*configs, num_hosts=2, device_type="cuda") == ()

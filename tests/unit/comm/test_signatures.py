@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_dist.comm.collectives import Collectives
-from lightning_dist.comm.signatures import SignatureCheck
+from lightning_dist.comm.signatures import SignatureCheck, amount_of
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError
 from lightning_dist.events import EventStream
 
@@ -31,11 +31,15 @@ def make_pair() -> tuple[SignatureCheck, SignatureCheck, CountingStore]:
         SignatureCheck(
             counting if rank else store,  # type: ignore[arg-type]
             collectives=Collectives(events=EventStream(rank=rank), timeout_s=0.2, rank=rank, host_of_rank=["a", "b"]),
-            world_size=2,
+            ranks=[0, 1],
         )
         for rank in range(2)
     ]
     return checks[0], checks[1], counting
+
+
+def asked_for(tensor: torch.Tensor, *, mean: bool) -> str:
+    return f"the {'mean' if mean else 'sum'} of {amount_of(tensor)}"
 
 
 def test_what_was_agreed_costs_nothing_when_it_comes_again() -> None:
@@ -43,12 +47,12 @@ def test_what_was_agreed_costs_nothing_when_it_comes_again() -> None:
     buckets = [torch.zeros(10), torch.zeros(20), torch.zeros(30)]
     for _ in range(2):  # the second step begins after the last bucket, which is new
         for bucket in buckets:
-            zero.check(bucket, mean=True)
-            one.check(bucket, mean=True)
+            zero.check(asked_for(bucket, mean=True), operation="all_reduce")
+            one.check(asked_for(bucket, mean=True), operation="all_reduce")
     calls = store.calls
     for _ in range(5):
         for bucket in buckets:
-            one.check(bucket, mean=True)
+            one.check(asked_for(bucket, mean=True), operation="all_reduce")
     assert store.calls == calls
 
 
@@ -59,31 +63,31 @@ def test_what_was_agreed_costs_nothing_when_it_comes_again() -> None:
 )
 def test_a_difference_is_told_with_both_sides(tensor: torch.Tensor, mean: bool) -> None:
     zero, one, _ = make_pair()
-    zero.check(torch.zeros(10), mean=False)
+    zero.check(asked_for(torch.zeros(10), mean=False), operation="all_reduce")
     with pytest.raises(
         CollectiveMismatchError, match=r"rank 1 \(host b\) asks for .* rank 0 \(host a\) for the sum of 10 x"
     ):
-        one.check(tensor, mean=mean)
+        one.check(asked_for(tensor, mean=mean), operation="all_reduce")
 
 
 def test_another_order_of_known_operations_is_a_difference_too() -> None:
     zero, one, _ = make_pair()
     small, large = torch.zeros(1), torch.zeros(2)
     for tensor in (small, large):
-        zero.check(tensor, mean=True)
-        one.check(tensor, mean=True)
-    zero.check(small, mean=True)
+        zero.check(asked_for(tensor, mean=True), operation="all_reduce")
+        one.check(asked_for(tensor, mean=True), operation="all_reduce")
+    zero.check(asked_for(small, mean=True), operation="all_reduce")
     with pytest.raises(CollectiveMismatchError):
-        one.check(large, mean=True)
+        one.check(asked_for(large, mean=True), operation="all_reduce")
 
 
 def test_rank_0_may_be_late_but_not_for_ever() -> None:
     _, one, _ = make_pair()
     with pytest.raises(CollectiveTimeoutError, match=r"rank 1 \(host b\): all_reduce on group 'signatures'"):
-        one.check(torch.zeros(1), mean=False)
+        one.check(asked_for(torch.zeros(1), mean=False), operation="all_reduce")
 
 
 def test_shapes_may_differ_where_sizes_do_not() -> None:
     zero, one, _ = make_pair()
-    zero.check(torch.zeros(6), mean=True)
-    one.check(torch.zeros(2, 3), mean=True)
+    zero.check(asked_for(torch.zeros(6), mean=True), operation="all_reduce")
+    one.check(asked_for(torch.zeros(2, 3), mean=True), operation="all_reduce")

@@ -1,0 +1,205 @@
+"""What becomes of the gradients of sharded parameters: summed over ranks on lanes, while backward goes on.
+
+Note [A backward]
+    When a backward reaches the first group, gradients that are there already are set aside: FSDP2 would add to them at
+    once what the lanes fill later. Each group hands over its gradients when they are complete; the groups' sums are
+    started in one order, that of the modules backwards, which is the same on all ranks even where a rank does not use a
+    module. What was set aside is added on the way, before the sum crosses to other replicas if it does. At the end of
+    backward the groups that were not used hand over zeros, everything is waited for, and parameters that no rank used
+    lose their gradient again.
+
+    Three conditions make it right that FSDP2 goes on before a sum has arrived: the sum has the parameter's own type
+    (FSDP2 would cast it at once), it is a mean (FSDP2 would scale it at once), and nothing is added to it. Where one
+    does not hold, the sum is waited for where it is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.autograd import Variable
+from torch.futures import Future
+
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.comm.legs import keep_for_current_stream
+from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.errors import UnusedParametersError
+from lightning_dist.parallel.fsdp_groups import GroupWatch, ParamGroup, ShardedParam, trained, views_of
+from lightning_dist.parallel.replicated import ReplicatedGradients
+
+Vote = Callable[[Sequence[bool]], list[bool]]
+"""Every rank says yes or no to some questions; the answer to each is yes if any rank's is. Collective."""
+
+
+class GradientReduction:
+    """Sums gradients of parameter groups into shards; every rank makes it, and runs backward, alike.
+
+    Args:
+        groups: Watched, in the order of a forward.
+        scatter: Sums over the ranks that share the shards.
+        across: Sums shards over the replicas of a shard, where there are several; ``None`` where there is one.
+        replicated: Gradients of parameters that are whole on each rank.
+        vote: How ranks learn which parameters any of them used; ``None``: each must use all.
+        waits_at_once: Whether each sum is waited for where it is started; see Note [A backward].
+        max_pending: Sums under way before backward waits for the oldest: what bounds the memory they hold.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[ParamGroup],
+        *,
+        scatter: HierarchicalScatter,
+        across: HierarchicalAllReduce | None,
+        replicated: ReplicatedGradients,
+        vote: Vote | None,
+        keeps_parameters: bool,
+        waits_at_once: bool = False,
+        max_pending: int = 4,
+    ) -> None:
+        self.synchronises = True  # whether backward sums at all
+        self.crosses = True  # whether sums go on to other replicas
+        self._watches = [
+            GroupWatch(group, keeps_parameters=keeps_parameters, on_backward=self._begin) for group in groups
+        ]
+        self._scatter = scatter
+        self._across = across
+        self._replicated = replicated
+        self._vote = vote
+        self._waits_at_once = waits_at_once
+        self._max_pending = max_pending
+        self._running = False
+        self._finished = False
+        self._expected: list[int] = []
+        self._launched = 0
+        self._arrived: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
+        self._pending: list[Future[torch.Tensor]] = []
+        self._crossing: list[Future[torch.Tensor]] = []
+        self._seen: set[int] = set()
+        self._aside: dict[ShardedParam, torch.Tensor] = {}
+        self._carried: set[ShardedParam] = set()  # of which gradients were there before
+
+    def arrive(self, index: int, output: torch.Tensor, gradients: torch.Tensor | None, mean: bool = True) -> None:
+        """A group has its gradients.
+
+        Args:
+            index: Which group.
+            output: To be filled with this rank's shard of their sum; filled already if ``gradients`` is ``None``.
+            gradients: [group size x shard].
+            mean: Whether the mean is wanted.
+        """
+        self._arrived[index] = (output, gradients, mean)
+        self._seen.add(index)
+        if self._waits_at_once:
+            self._launch(index)
+            self._wait(0)
+            return
+        while self._launched < len(self._expected) and self._expected[self._launched] in self._arrived:
+            self._wait(self._max_pending - 1)
+            self._launch(self._expected[self._launched])
+            self._launched += 1
+
+    def after_backward(self) -> None:
+        """Take part in the sums of a backward that came to none of this rank's groups."""
+        if self.synchronises and not self._finished:
+            self._begin()
+            self._finish()
+        self._finished = False
+
+    def release(self) -> None:
+        """Leave FSDP2 as it was."""
+        for watch in self._watches:
+            watch.release()
+
+    def _begin(self) -> None:
+        if self._running or not self.synchronises:
+            return
+        self._running = True
+        self._launched = 0
+        self._seen.clear()
+        self._expected = [i for i in reversed(range(len(self._watches))) if trained(self._watches[i].group)]
+        for index in self._expected:
+            for param in self._watches[index].group.fsdp_params:
+                if param.sharded_param.grad is not None:
+                    self._aside[param] = _local(param.sharded_param.grad)
+                    param.sharded_param.grad = None
+        self._carried = set(self._aside)
+        if torch._C._current_graph_task_id() != -1:  # in a backward; after FSDP2's own callback, queued before
+            Variable._execution_engine.queue_callback(self._finish)
+
+    def _launch(self, index: int) -> None:
+        output, gradients, mean = self._arrived.pop(index)
+        group = self._watches[index].group
+        carried = [(view, self._aside.pop(p)) for p, view in views_of(group, output) if p in self._aside]
+        across = self._across if self.crosses else None
+
+        def then() -> None:
+            for view, earlier in carried:
+                keep_for_current_stream(earlier)
+                view.add_(earlier)
+            if across is not None:
+                self._crossing.append(across.start(output, mean=True))
+
+        if gradients is None:
+            then()
+        else:
+            self._pending.append(self._scatter.reduce_scatter(output, gradients, mean=mean, then=then))
+
+    def _wait(self, most: int) -> None:
+        while len(self._pending) > most:
+            self._pending.pop(0).wait()
+        if most == 0:
+            while self._crossing:
+                self._crossing.pop(0).wait()
+
+    def _finish(self) -> None:
+        try:
+            self._complete()
+        finally:
+            self._running = False
+            self._finished = True
+            self._arrived.clear()
+            self._pending.clear()
+            self._crossing.clear()
+            self._aside.clear()
+            for watch in self._watches:
+                watch.reset()
+
+    def _complete(self) -> None:
+        for index in self._expected:
+            if index not in self._seen:
+                self._watches[index].force()
+        self._wait(0)
+        watches = [self._watches[index] for index in self._expected]
+        params = [param for watch in watches for param in trained(watch.group)]
+        used = [param in watch.used for watch in watches for param in trained(watch.group)]
+        whole = self._replicated.used()
+        if self._vote is not None:
+            answers = self._vote([*used, *whole])
+            used, whole = answers[: len(used)], answers[len(used) :]
+        if self.crosses:
+            self._replicated.average(whole if self._vote is not None else [True] * len(whole))
+        for param, was_used in zip(params, used, strict=True):
+            if not was_used and param not in self._carried:
+                param.sharded_param.grad = None
+        if self._vote is None:
+            names = [*map(_name, params), *self._replicated.names()]
+            self._refuse([name for name, was_used in zip(names, [*used, *whole], strict=True) if not was_used])
+
+    def _refuse(self, names: Sequence[str]) -> None:
+        if names:
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            raise UnusedParametersError(
+                f"some parameters took no part in producing the loss that training_step returned: {shown}. If that is "
+                "intended, let them be found: parallel.find_unused_parameters=true, or "
+                "HierDistStrategy(..., find_unused_parameters=True); or freeze them"
+            )
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = getattr(gradient, "_local_tensor", gradient)
+    return local
+
+
+def _name(param: ShardedParam) -> str:
+    return (param._param_fqn or "a parameter").removeprefix("module.")

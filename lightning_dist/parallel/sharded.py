@@ -1,0 +1,221 @@
+"""A module whose parameters, gradients and optimizer state are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gathered, show_shards
+from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
+from lightning_dist.parallel.reduction import GradientReduction
+from lightning_dist.parallel.unsharding import unshard_for_good
+
+_BROADCAST_BYTES = 250 << 20  # as DDP's
+
+
+@dataclass(frozen=True)
+class ShardPolicy:
+    """What is sharded, and when.
+
+    Attributes:
+        keeps_parameters: Parameters are gathered once, at the start of a forward, and kept until the gradients are
+            summed; else a block's are gathered for its forward and once more for its backward.
+        sums_each_micro_step: Under accumulation gradients are summed into shards after each micro-batch; else they are
+            kept whole and summed once.
+        replicates: Shards are spread over the ranks of a host, and each host holds all of them.
+    """
+
+    keeps_parameters: bool
+    sums_each_micro_step: bool
+    replicates: bool = False
+
+
+class Sharded(nn.Module):
+    """The wrapper through which a sharded module is called. :func:`~lightning_dist.parallel.zero.shard` makes it.
+
+    Args:
+        module: Has the parameters.
+        operation: Opens the seam around an operation of the default process group, given the operation's name.
+        policy: What is sharded, and when.
+        by_child: Each child of the module is sharded for itself, because a step has several backward passes.
+        broadcast_buffers: Buffers follow rank 0 at the first forward of each window.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        operation: Callable[[str], AbstractContextManager[None]],
+        policy: ShardPolicy,
+        by_child: bool,
+        broadcast_buffers: bool,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._operation = operation
+        self._policy = policy
+        self.by_child = by_child
+        self._broadcast_buffers = broadcast_buffers
+        self._buffers_due = True
+        self._in_window = False
+        self._is_whole = False  # all parameters are gathered, for a validation in which ranks differ
+        self._groups: list[ParamGroup] = []
+        self._resharding: list[tuple[ParamGroup, Any]] = []  # how groups reshard when they are not kept whole
+        self.description = ""  # what was chosen to be sharded, in lines of text
+        self._originals: dict[str, nn.Parameter] = {}
+        self.reduction: GradientReduction
+        self.full: FullTensors
+        self._hooks: StateDictHooks
+
+    def complete(
+        self, *, reduction: GradientReduction, full: FullTensors, originals: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Take what could be made only once FSDP2 had been applied."""
+        self.reduction = reduction
+        self.full = full
+        self._originals = dict(originals)
+        self._hooks = StateDictHooks(self.module, full)
+        self._groups = groups_of(self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own; in training, buffers are brought to rank 0's state first."""
+        if torch.is_grad_enabled() and self.module.training:
+            if self._buffers_due:
+                self.sync_buffers()
+            self._buffers_due = not self._in_window
+        evaluates = not torch.is_grad_enabled()
+        if evaluates:
+            show_gathered(self._groups)
+        ahead = (self._policy.keeps_parameters and not self.by_child) or self._is_whole
+        if ahead:
+            self._gather_ahead()
+        outputs = self.module(*args, **kwargs)
+        if ahead:  # also what this rank did not use: in the next forward all ranks must gather the same again
+            for group in self._groups:
+                group.wait_for_unshard()
+        if evaluates:  # whoever changes weights at the end of an evaluation changes the shards
+            show_shards(self._groups)
+        return outputs
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it fits the parameters that want gradients now; FSDP2 asks them each time."""
+        return True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, a window of accumulation goes on after the backward."""
+        policy, reduction = self._policy, self.reduction
+        self._in_window = True
+        reduction.crosses = not policy.replicates
+        reduction.synchronises = policy.sums_each_micro_step
+        for group in self._groups:
+            group.reshard_after_backward = not policy.keeps_parameters
+            group.reduce_grads = policy.sums_each_micro_step
+        try:
+            yield
+        finally:
+            self._in_window = False
+            reduction.crosses = reduction.synchronises = True
+            for group in self._groups:
+                group.reshard_after_backward = group.reduce_grads = True
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def begin_evaluation(self, *, alike: bool, later: bool) -> None:
+        """Before batches without gradients.
+
+        Args:
+            alike: Whether all ranks have as many batches; else parameters are gathered once, all together, and no batch
+                needs another rank.
+            later: Whether that may wait for the first batch, because each rank has one.
+        """
+        self.let_go()
+        if not alike:
+            self._is_whole = True
+            for group in self._groups:
+                self._resharding.append((group, group.post_forward_mesh_info))
+                group.post_forward_mesh_info = None
+            if not later:
+                self._gather_ahead()
+
+    def end_evaluation(self) -> None:
+        """After them: nothing stays gathered, since whoever changes weights changes the shards."""
+        self._is_whole = False
+        while self._resharding:
+            group, info = self._resharding.pop()
+            group.post_forward_mesh_info = info
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let all gathered parameters go, also what was gathered ahead and not used."""
+        for group in self._groups:
+            group.wait_for_unshard()
+            group.reshard()
+
+    def _gather_ahead(self) -> None:
+        """Start to gather everything in one order, so that it does not matter which rank uses what when."""
+        for group in self._groups:
+            group.unshard(async_op=True)
+
+    # -- buffers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def syncs_buffers(self) -> bool:
+        """Whether there are buffers, and it was made to keep them alike."""
+        return self._broadcast_buffers and bool(self._module_buffers())
+
+    def sync_buffers(self) -> None:
+        """Give every rank the buffers of rank 0, if it was made to; collective."""
+        if self.syncs_buffers and dist.get_world_size() > 1:
+            with self._operation("broadcast of buffers"):
+                dist._broadcast_coalesced(_default_group(), self._module_buffers(), _BROADCAST_BYTES, 0)
+
+    def _module_buffers(self) -> list[torch.Tensor]:
+        return list(self.module.buffers())
+
+    @property
+    def was_whole(self) -> bool:
+        """Whether the module was whole on this rank, and can be again."""
+        return bool(self._originals) or not list(self.module.parameters())
+
+    # -- whole again --------------------------------------------------------------------------------------------------
+
+    def state_dict_of(self, make: Callable[[], dict[str, Any]], *, keep: bool) -> dict[str, Any]:
+        """A state of the module for a checkpoint: whole tensors in CPU memory; collective.
+
+        Args:
+            make: Makes it, by ``state_dict()``.
+            keep: Whether this rank wants the values.
+        """
+        self._hooks.keep, self._hooks.on_cpu = keep, True
+        try:
+            return make()
+        finally:
+            self._hooks.keep, self._hooks.on_cpu = True, False
+
+    def release(self, *, whole: bool) -> None:
+        """Undo the sharding, so that the module is what it was, with the trained values; collective if ``whole``.
+
+        Args:
+            whole: Gather the parameters; else the module keeps its shards and is of no further use.
+        """
+        self.reduction.release()
+        self._hooks.release()
+        if whole:
+            self.let_go()
+            unshard_for_good(self, self.full, self._originals)
+
+
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "the default process group exists"
+    return group

@@ -1,0 +1,74 @@
+"""Undoing FSDP2: the module is plain again, with the parameters it had before, and may be sharded anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed._composable_state import _module_state_mapping
+from torch.distributed.fsdp import FSDPModule
+
+from lightning_dist.parallel.fsdp_groups import ParamGroup, ShardedParam, groups_of, sharded_modules, state_of
+from lightning_dist.parallel.full_tensors import FullTensors
+
+
+@torch.no_grad()
+def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str, nn.Parameter]) -> None:
+    """Gather all parameters and take FSDP2 away; every rank calls it.
+
+    Args:
+        root: FSDP2 was applied to it and to some of its submodules.
+        full: Gathers its tensors.
+        originals: Name -> the parameter that was there before, which gets the values back; others get a new one.
+    """
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    for group in groups_of(root):
+        group._to_sharded()
+        for param in group.fsdp_params:
+            sharded = param.sharded_param
+            whole = full.gather(param, param._sharded_local_tensor)
+            parameter = originals.get(names[id(sharded)])
+            if parameter is None:
+                parameter = nn.Parameter(whole)
+            else:
+                parameter.data = whole
+            parameter.requires_grad_(sharded.requires_grad)
+            _put_back(param, parameter)
+            param._post_load_hook_handle.remove()
+        _remove_group_hooks(group)
+    for module in sharded_modules(root):
+        _remove_state(module)
+    for module in root.modules():
+        for name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params"):
+            vars(module).pop(name, None)
+
+
+def _put_back(param: ShardedParam, parameter: nn.Parameter) -> None:
+    info = param._module_info
+    for module, name in zip(
+        (info.module, *info.shared_modules), (info.param_name, *info.shared_param_names), strict=True
+    ):
+        module._parameters[name] = parameter
+
+
+def _remove_group_hooks(group: ParamGroup) -> None:
+    for handles in (
+        group._module_to_pre_save_state_dict_hook_handle,
+        group._module_to_pre_load_state_dict_hook_handle,
+    ):
+        for handle in handles.values():
+            handle.remove()
+
+
+def _remove_state(module: nn.Module) -> None:
+    state = state_of(module)
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+    for key in (STATE_KEY, REGISTRY_KEY):
+        entries = vars(module)[key]
+        for name in [n for n, entry in entries.items() if entry is state or n == "fully_shard"]:
+            del entries[name]
+    _module_state_mapping.pop(module, None)
+    module.__class__ = type(module).__mro__[FSDPModule._orig_cls_mro_index]

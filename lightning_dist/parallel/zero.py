@@ -1,0 +1,322 @@
+"""ZeRO-1, 2 and 3 and hybrid shards: one mechanism, FSDP2's ``fully_shard``, and a policy for each.
+
+ZeRO: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020. The secondary
+shard inside a host is hpZ of Wang et al., "ZeRO++: extremely efficient collective communication for giant model
+training", 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+
+from lightning_dist.comm.agreement import Agreement
+from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.groups import destroy
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.config import ParallelConfig
+from lightning_dist.errors import ConfigError
+from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
+from lightning_dist.parallel.fsdp_groups import groups_of, initialise
+from lightning_dist.parallel.full_tensors import FullTensors
+from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
+from lightning_dist.parallel.materialize import is_on_meta, materialize
+from lightning_dist.parallel.reduction import GradientReduction
+from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.sharded import Sharded, ShardPolicy
+
+POLICIES: dict[str, ShardPolicy] = {
+    "zero1": ShardPolicy(keeps_parameters=True, sums_each_micro_step=False),
+    "zero2": ShardPolicy(keeps_parameters=True, sums_each_micro_step=True),
+    "zero3": ShardPolicy(keeps_parameters=False, sums_each_micro_step=True),
+    "hsdp": ShardPolicy(keeps_parameters=False, sums_each_micro_step=True, replicates=True),
+}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_BROADCAST_BYTES = 250 << 20
+
+
+@dataclass(frozen=True)
+class ShardLinks:
+    """What shards travel over.
+
+    Attributes:
+        mesh: [shards], this rank's group of shards.
+        scatter: Lanes over the same ranks.
+        secondary: [hosts, ranks a host]: where parameters are kept between forward and backward; ``None``: nowhere.
+        secondary_scatter: Lanes over the ranks of the host.
+        across: Sums shards over replicas; ``None`` where there is one replica.
+        world: All ranks, for parameters that are whole on each.
+        collectives: The seam.
+        vote: How ranks learn what any of them used.
+        operation: Opens the seam around an operation of the default process group.
+        groups: Process groups to release at the end.
+    """
+
+    mesh: DeviceMesh
+    scatter: HierarchicalScatter
+    secondary: DeviceMesh | None
+    secondary_scatter: HierarchicalScatter | None
+    across: HierarchicalAllReduce | None
+    world: RankGroup
+    collectives: Collectives
+    vote: Agreement
+    operation: Callable[[str], AbstractContextManager[None]]
+    groups: Sequence[RankGroup]
+
+    @property
+    def shards(self) -> RankGroup:
+        """The ranks that share the shards."""
+        members = self.scatter.members
+        return RankGroup(members, self.scatter.index, self.mesh.get_group(), "shards", self.world.tier)
+
+    def close(self) -> None:
+        """End lanes and groups. Safe to call twice."""
+        for part in (self.across, self.scatter, self.secondary_scatter, self.vote):
+            if part is not None:
+                part.close()
+        destroy(self.groups)
+        for mesh in (self.mesh, self.secondary):
+            if mesh is not None:  # DTensor caches keep meshes for good; without this, their groups' sockets too
+                mesh._pg_registry.clear()
+
+
+def shard(
+    module: nn.Module,
+    config: ParallelConfig,
+    links: ShardLinks,
+    *,
+    device: torch.device,
+    seed: int,
+    by_child: bool = False,
+) -> Sharded:
+    """Spread a module over ranks; every rank calls it.
+
+    Values are rank 0's, as under DDP, or, where the module was made on the meta device, drawn block by block, so that
+    it is never whole on a rank.
+
+    Args:
+        module: Whole on each rank, on any device, or on the meta device.
+        config: Mode and options.
+        links: What shards travel over.
+        device: Where its parameters are to live.
+        seed: Of parameters made on the meta device; the same on all ranks.
+        by_child: Shard each child for itself; parameters of ``module`` itself stay whole. FSDP2 gathers the rest of a
+            module once for its whole forward, so a forward that trains, as manual optimization does, must not have one.
+
+    Raises:
+        ConfigError: A name of ``parallel.shard_modules`` matches nothing, or a module on the meta device cannot make
+            its values.
+    """
+    if any(isinstance(inner, FSDPModule) for inner in module.modules()):
+        raise ConfigError(
+            "the model is sharded already, by another Trainer's strategy or by fully_shard in your code; give the "
+            "same Trainer the model again, or make a new model"
+        )
+    policy = policy_of(config)
+    sharded = Sharded(
+        module,
+        operation=links.operation,
+        policy=policy,
+        by_child=by_child,
+        broadcast_buffers=config.broadcast_buffers,
+    )
+    was_meta = is_on_meta(module)
+    survey = survey_blocks(module, named=tuple(config.shard_modules))
+    sharded.description = describe_blocks(survey)
+    blocks = [block.module for block in reversed(survey.blocks)]  # those inside others first
+    originals = {} if was_meta else dict(sharded.named_parameters())
+    kept_whole = unshardable(sharded)
+    if by_child:
+        kept_whole |= {f"module.{name}": p for name, p in module.named_parameters(recurse=False)}
+    rest = [child for child in module.children() if child not in blocks] if by_child else [sharded]
+    _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
+    for name, parameter in originals.items():
+        if name not in kept_whole:
+            parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
+    return _connect(sharded, config, links, kept_whole, originals)
+
+
+def policy_of(config: ParallelConfig) -> ShardPolicy:
+    """The policy of a mode; conditional use of modules needs all parameters gathered in one order."""
+    policy = POLICIES[config.mode]
+    if config.find_unused_parameters and not policy.keeps_parameters:
+        return ShardPolicy(True, policy.sums_each_micro_step, policy.replicates)
+    return policy
+
+
+def unshardable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Name -> parameter, of those that FSDP2 does not take: without a dimension, or of a type few others have.
+
+    A group of FSDP2 sums its gradients in one tensor, so its parameters must be of one type.
+    """
+    named = dict(module.named_parameters())
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in named.values():
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    common = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+    return {name: p for name, p in named.items() if p.dim() == 0 or p.dtype != common}
+
+
+def _apply(
+    sharded: Sharded,
+    blocks: Sequence[nn.Module],
+    rest: Sequence[nn.Module],
+    ignored: set[nn.Parameter],
+    config: ParallelConfig,
+    links: ShardLinks,
+    *,
+    device: torch.device,
+    seed: int,
+) -> None:
+    """FSDP2 on each block, then on the rest; what is on the meta device gets memory just before."""
+    if rest != [sharded]:
+        materialize(sharded.module, device, skip=[*blocks, *rest])
+        _align(sharded.module, [*blocks, *rest], links, device)
+    policy = policy_of(config)
+    precision = MixedPrecisionPolicy(
+        param_dtype=_DTYPES.get(config.gather_dtype),
+        reduce_dtype=_DTYPES.get(config.reduce_dtype) or (torch.float32 if config.gather_dtype in _DTYPES else None),
+        cast_forward_inputs=False,
+    )
+    offload = CPUOffloadPolicy() if config.cpu_offload and device.type == "cuda" else OffloadPolicy()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for target in (*blocks, *rest):
+            inside = set(target.modules())
+            others = [block for block in blocks if block is not target and block in inside]
+            materialize(target, device, skip=others)
+            _align(target, others, links, device)
+            fully_shard(
+                target,
+                mesh=links.mesh,
+                reshard_after_forward=not policy.keeps_parameters and target not in rest,
+                mp_policy=precision,
+                offload_policy=offload,
+                ignored_params=ignored,
+            )
+
+
+def _align(target: nn.Module, others: Sequence[nn.Module], links: ShardLinks, device: torch.device) -> None:
+    """Move what is about to be sharded to the device, with rank 0's values, as DDP does with a whole model."""
+    done = {id(tensor) for other in others for tensor in (*other.parameters(), *other.buffers())}
+    tensors = [t for t in (*target.parameters(), *target.buffers()) if id(t) not in done]
+    for tensor in tensors:
+        tensor.data = tensor.data.to(device)
+    values = [tensor.detach() for tensor in tensors]
+    if values and links.world.size > 1:
+        with links.operation("broadcast of parameters"):
+            dist._broadcast_coalesced(_default_group(), values, _BROADCAST_BYTES, 0)
+
+
+def _default_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "the default process group exists"
+    return group
+
+
+def _connect(
+    sharded: Sharded,
+    config: ParallelConfig,
+    links: ShardLinks,
+    kept_whole: Mapping[str, nn.Parameter],
+    originals: Mapping[str, nn.Parameter],
+) -> Sharded:
+    """Put our lanes and our order under FSDP2."""
+    policy = policy_of(config)
+    if links.secondary is not None and not policy.keeps_parameters:
+        _keep_in_host(sharded, links.secondary)
+    initialise(sharded)
+    groups = groups_of(sharded)
+    reduction = GradientReduction(
+        groups,
+        scatter=links.scatter,
+        across=links.across,
+        replicated=ReplicatedGradients(kept_whole, collectives=links.collectives, group=links.world),
+        vote=links.vote.any_of if config.find_unused_parameters else None,
+        keeps_parameters=policy.keeps_parameters,
+        waits_at_once=config.cpu_offload or _casts_sums(sharded),
+    )
+    scatter_of = [(links.mesh.get_group(), links.scatter)]
+    if links.secondary is not None and links.secondary_scatter is not None:
+        scatter_of.append((links.secondary.get_group(1), links.secondary_scatter))
+    gather = LaneAllGather(scatter_of)
+    for index, group in enumerate(groups):
+        group._all_gather_comm = gather
+        group._reduce_scatter_comm = LaneReduceScatter(_bound(reduction, index))
+        if links.mesh.size() == 1:  # FSDP2 then calls no collective
+            group._all_reduce_hook = _sum_hook(reduction, index)
+        group.reduce_scatter_unused_params = True
+        group.unshard_async_op = True
+    if not sharded.by_child:  # what is gathered for one child would be stale once another's optimizer has stepped
+        _prefetch(sharded, config.prefetch)
+    sharded.complete(reduction=reduction, full=FullTensors(sharded, links.scatter), originals=originals)
+    return sharded
+
+
+def _bound(reduction: GradientReduction, index: int) -> Callable[[torch.Tensor, torch.Tensor, bool], None]:
+    return lambda output, gradients, mean: reduction.arrive(index, output, gradients, mean)
+
+
+def _sum_hook(reduction: GradientReduction, index: int) -> Callable[[torch.Tensor], None]:
+    return lambda output: reduction.arrive(index, output, None)
+
+
+def _casts_sums(sharded: Sharded) -> bool:
+    """Whether FSDP2 does something with a sum as soon as it has started it: a cast, or the scaling of fp16."""
+    for group in groups_of(sharded):
+        summed = group._reduce_dtype or (group.fsdp_params[0].param_dtype if group.fsdp_params else None)
+        own = group._orig_dtype
+        if (summed is not None and summed != own) or torch.float16 in (summed, own):
+            return True
+    return False
+
+
+def _keep_in_host(sharded: Sharded, mesh: DeviceMesh) -> None:
+    """Between forward and backward, keep 1/k of each block's parameters on each of a host's k ranks.
+
+    FSDP2's own way (``reshard_after_forward=k``) groups ranks by their number, wherever they sit.
+    """
+    info = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    for group in groups_of(sharded):
+        if group.post_forward_mesh_info is None:
+            continue
+        group.post_forward_mesh_info = info
+        for param in group.fsdp_params:
+            param.post_forward_mesh_info = info
+            param._init_sharded_post_forward_param_metadata(torch.empty(param._orig_size, device="meta"))
+
+
+def _prefetch(sharded: Sharded, depth: int) -> None:
+    """Gather the next blocks while one computes; in backward the previous ones."""
+    modules: list[FSDPModule] = [m for m in sharded.modules() if isinstance(m, FSDPModule)]
+    for place, module in enumerate(modules):
+        module.set_modules_to_forward_prefetch(modules[place + 1 : place + 1 + depth])
+        if depth > 1:
+            module.set_modules_to_backward_prefetch(modules[max(0, place - depth) : place][::-1])
+
+
+def open_mesh(
+    groups: Sequence[RankGroup], *, device_type: str, ranks: Sequence[Sequence[int]] | None = None
+) -> DeviceMesh:
+    """A device mesh on groups that exist.
+
+    Args:
+        groups: This rank's group for each dim, from outside in.
+        device_type: ``cpu`` or ``cuda``.
+        ranks: Global ranks of all dims; needed for more than one.
+    """
+    process_groups = [group.process_group for group in groups if group.process_group is not None]
+    if len(process_groups) == 1:
+        return DeviceMesh.from_group(process_groups[0], device_type, mesh_dim_names=("shard",))
+    return DeviceMesh.from_group(
+        process_groups, device_type, mesh=torch.tensor(ranks), mesh_dim_names=("replicate", "shard")
+    )

@@ -1,0 +1,83 @@
+"""Bytes on each host's link of one optimizer step of a sharded model, against the formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+
+from lightning_dist.laws import ring_reduce_scatter_bytes, tcp_wire_bytes
+from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
+from tests.distributed.test_zero import MODES
+from tests.multihost.test_bytes import ACKNOWLEDGED, LAYOUTS
+from tests.multihost.traffic import sent_bytes
+from tests.support.cluster import NamespaceCluster
+from tests.support.ranks import RankPool
+from tests.support.tasks import RankContext
+
+WIDTH, BLOCKS = 256, 8
+PASSES = {"zero1": 2, "zero2": 2, "zero3": 3, "hpz": 2, "hsdp": 2}
+"""How often the model's bytes cross: gathered for the forward (and the backward), and summed."""
+
+
+class Wide(pl.LightningModule):
+    """Counts what its host sends between the ends of two optimizer steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(BLOCKS)))
+        self.marks: list[int] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return self.net(batch).pow(2).mean()
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        self.trainer.strategy.barrier()
+        self.marks.append(sent_bytes())
+        self.trainer.strategy.barrier()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def count_step(context: RankContext, strategy: dict[str, Any], accumulation: int) -> int:
+    """Bytes this rank's host sends in an optimizer step that is not the first."""
+    module = Wide()
+    trainer = trainer_on_pool(
+        context, strategy_of(**strategy), max_steps=3, max_epochs=-1, accumulate_grad_batches=accumulation
+    )
+    trainer.fit(module, loader_of([torch.ones(2, WIDTH)] * 3 * accumulation))
+    return module.marks[2] - module.marks[1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "accumulation", "passes"),
+    [
+        *((mode, 1, passes) for mode, passes in PASSES.items()),
+        ("zero1", 4, 2),  # gathered once, summed once
+        ("zero2", 4, 1 + 4),  # gathered once, summed after each micro-batch
+        ("hsdp", 4, 2),  # gathers stay inside the host, what the host has summed crosses once
+    ],
+)
+@pytest.mark.parametrize("name", ["2x2", "2x2 cyclic"])
+def test_a_step_sends_what_its_formula_says(
+    make_cluster: Callable[..., NamespaceCluster],
+    make_pool: Callable[..., RankPool],
+    name: str,
+    mode: str,
+    accumulation: int,
+    passes: int,
+) -> None:
+    layout = LAYOUTS[name]
+    pool = make_pool(make_cluster(len(layout), rate_mbit=400), layout)
+    sent = pool.run(count_step, args=(MODES[mode], accumulation), deadline_s=60)
+    size_bytes = 4 * BLOCKS * (WIDTH * WIDTH + WIDTH)
+    payload = passes * ring_reduce_scatter_bytes(size_bytes, len(layout))
+    for rank, got in enumerate(sent):
+        print(f"rank {rank}: {got} bytes, {got / payload:.3f} x formula")
+        assert payload <= got <= tcp_wire_bytes(payload) + ACKNOWLEDGED * payload
