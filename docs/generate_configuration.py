@@ -97,7 +97,8 @@ def options(schema: type, prefix: str) -> list[tuple[str, str, str, str]]:
         if isinstance(field.default_factory, type) and dataclasses.is_dataclass(field.default_factory):
             rows += options(field.default_factory, f"{name}.")
         else:
-            rows.append((name, str(field.type), _yaml(field.default), meanings[field.name]))
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            rows.append((name, str(field.type), _yaml(default), meanings[field.name]))
     return rows
 
 

@@ -132,7 +132,7 @@ def shard(
     was_meta = is_on_meta(module)
     survey = survey_blocks(module, named=tuple(config.shard_modules))
     sharded.description = describe_blocks(survey)
-    blocks = [block.module for block in reversed(survey.blocks)]  # those inside others first
+    blocks = [block.module for block in survey.blocks]  # those inside others come first
     originals = {} if was_meta else dict(sharded.named_parameters())
     kept_whole = unshardable(sharded)
     if by_child:

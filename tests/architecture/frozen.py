@@ -40,7 +40,8 @@ def _fields(schema: type, prefix: str) -> list[str]:
         if isinstance(nested, type) and dataclasses.is_dataclass(nested):
             lines += [f"{name}: {nested.__name__}"] if prefix == "run" else _fields(nested, name)
         else:
-            lines.append(f"{name}: {field.type} = {field.default!r}")
+            default = field.default if nested is dataclasses.MISSING else nested()
+            lines.append(f"{name}: {field.type} = {default!r}")
     return lines
 
 

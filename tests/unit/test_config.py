@@ -160,7 +160,7 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
 def _fields(schema: type, prefix: str = "") -> Iterator[str]:
     for field in dataclasses.fields(schema):
         nested = field.default_factory
-        if isinstance(nested, type):
+        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
             yield from _fields(nested, f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}"
