@@ -26,7 +26,7 @@ LAYOUTS: dict[str, Layout] = {
     "2x4": {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]},
     "4x2": {"a": [0, 1], "b": [2, 3], "c": [4, 5], "d": [6, 7]},
 }
-NUMEL = 2_000_003  # 8 MB, and no number of ranks divides it
+NUMEL = 1_000_003  # 4 MB, and no number of ranks divides it
 SIZE_BYTES = 4 * NUMEL
 ACKNOWLEDGED = 0.03  # bytes for a byte received; with the headers, within 8% of the formula
 

@@ -231,7 +231,7 @@ def test_a_large_part_without_repetition_is_a_unit() -> None:
 
 
 def test_more_than_half_is_divided_if_it_can_be() -> None:
-    whole = Attributes(small=nn.Linear(4, 4), large=Attributes(a=Layer(), b=Layer(9)))
+    whole = Attributes(small=nn.Linear(4, 4), large=Attributes(a=Layer(), b=Layer()))
     assert names(whole) == ["large.a", "large.b"]
     pieces = Attributes(**{f"piece{number}": nn.Linear(4, 4) for number in range(15)})
     assert names(Attributes(rest=Layer(), large=pieces)) == ["rest", "large"]
