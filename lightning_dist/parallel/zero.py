@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.collectives import Collectives, RankGroup
@@ -84,8 +85,10 @@ class ShardLinks:
             if part is not None:
                 part.close()
         destroy(self.groups)
+        # DTensor's caches keep meshes, and take a later mesh of the same ranks for the one they know (torch 2.13).
+        _clear_sharding_prop_cache()
         for mesh in (self.mesh, self.secondary):
-            if mesh is not None:  # DTensor caches keep meshes for good; without this, their groups' sockets too
+            if mesh is not None:
                 mesh._pg_registry.clear()
 
 

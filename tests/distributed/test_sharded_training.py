@@ -207,6 +207,32 @@ def test_any_order_in_one_process(ranks: RankPool, mode: str) -> None:
         torch.testing.assert_close(result["alone"], expected["alone"], rtol=0, atol=1e-6)
 
 
+class TorchClips(CaseModule):
+    """Clips with torch's own function, whose norm of DTensors talks to the other ranks by itself."""
+
+    def configure_gradient_clipping(self, optimizer: Any, **_: Any) -> None:  # type: ignore[override]
+        nn.utils.clip_grad_norm_([p for p in self.parameters() if p.dim()], 0.05)
+
+
+def fit_three_times(context: RankContext, strategy: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """Each with groups of its own, over the same ranks."""
+    batches = make_batches(context.world_size, BATCHES)[context.rank]
+    weights = []
+    for _ in range(3):
+        module = TorchClips(Case())
+        trainer_on_pool(context, strategy_of(**strategy)).fit(module, loader_of(batches))
+        weights.append(module.net.state_dict())
+    return weights
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_operations_of_torch_on_shards_find_the_groups_of_their_run(ranks: RankPool, mode: str) -> None:
+    expected = ranks.run(fit_three_times, layout=LAYOUTS["2+2"], args=({},))[0][0]
+    for weights in ranks.run(fit_three_times, layout=LAYOUTS["2+2"], args=(MODES[mode],)):
+        for each in weights:
+            assert_same(each, expected, atol=1e-6)
+
+
 # -- on the meta device ------------------------------------------------------------------------------------------------
 
 
