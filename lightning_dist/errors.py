@@ -14,7 +14,8 @@
     │   ├── PeerLostError                 a peer died or closed its connection
     │   └── CollectiveMismatchError       ranks asked for different operations
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
-    └── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
+    ├── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
+    └── LateGradientError (RuntimeError)  a gradient came after its module's had been summed: it would be lost
 
 A message says what was given, what is allowed, and what to write instead.
 """
@@ -81,6 +82,10 @@ class UnevenInputsError(HierDistError, RuntimeError):
 
 class UnusedParametersError(HierDistError, RuntimeError):
     """Parameters took no part in the loss, and nobody said that this may be."""
+
+
+class LateGradientError(HierDistError, RuntimeError):
+    """A gradient came after those of its module had been summed, and would be lost."""
 
 
 def unknown_option(what: str, given: object, allowed: Iterable[str]) -> UnknownOptionError:

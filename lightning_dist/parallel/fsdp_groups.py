@@ -168,9 +168,10 @@ class GroupWatch:
             finally:
                 group.reduce_grads, group.reshard_after_backward = True, kept
             return
-        self.used.update(param for param in trained(group) if _has_gradient(param))
+        self.used.update(param for param in trained(group) if has_gradient(param))
         self._originals[2](*args)
 
 
-def _has_gradient(param: ShardedParam) -> bool:
+def has_gradient(param: ShardedParam) -> bool:
+    """Whether there is a gradient that has not been handed over."""
     return param.unsharded_accumulated_grad is not None or param.unsharded_param.grad is not None

@@ -24,8 +24,8 @@ from torch.futures import Future
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.legs import keep_for_current_stream
 from lightning_dist.comm.scattered import HierarchicalScatter
-from lightning_dist.errors import UnusedParametersError
-from lightning_dist.parallel.fsdp_groups import GroupWatch, ParamGroup, ShardedParam, trained, views_of
+from lightning_dist.errors import LateGradientError, UnusedParametersError
+from lightning_dist.parallel.fsdp_groups import GroupWatch, ParamGroup, ShardedParam, has_gradient, trained, views_of
 from lightning_dist.parallel.replicated import ReplicatedGradients
 
 Vote = Callable[[Sequence[bool]], list[bool]]
@@ -182,16 +182,21 @@ class GradientReduction:
         for param, was_used in zip(params, used, strict=True):
             if not was_used and param not in self._carried:
                 param.sharded_param.grad = None
+        if late := [_name(param) for param in params if has_gradient(param)]:
+            raise LateGradientError(
+                f"gradients of {_some(late)} arrived after those of their module were complete, as in a backward "
+                "through a backward (a gradient penalty, autograd.grad with create_graph=True). Sharded modules do not "
+                "take that: write parallel=ddp"
+            )
         if self._vote is None:
             names = [*map(_name, params), *self._replicated.names()]
             self._refuse([name for name, was_used in zip(names, [*used, *whole], strict=True) if not was_used])
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             raise UnusedParametersError(
-                f"some parameters took no part in producing the loss that training_step returned: {shown}. If that is "
-                "intended, let them be found: parallel.find_unused_parameters=true, or "
+                f"some parameters took no part in producing the loss that training_step returned: {_some(names)}. If "
+                "that is intended, let them be found: parallel.find_unused_parameters=true, or "
                 "HierDistStrategy(..., find_unused_parameters=True); or freeze them"
             )
 
@@ -199,6 +204,10 @@ class GradientReduction:
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     local: torch.Tensor = getattr(gradient, "_local_tensor", gradient)
     return local
+
+
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def _name(param: ShardedParam) -> str:

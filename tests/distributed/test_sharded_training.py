@@ -207,6 +207,34 @@ def test_any_order_in_one_process(ranks: RankPool, mode: str) -> None:
         torch.testing.assert_close(result["alone"], expected["alone"], rtol=0, atol=1e-6)
 
 
+class Penalised(ByHand):
+    """Its loss holds a gradient of another loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        x = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        self.manual_backward(mse(self.net, batch) + slope.pow(2).mean())
+        self.optimizers().step()
+
+
+def penalise(context: RankContext, strategy: dict[str, Any]) -> str:
+    """What is said of it."""
+    trainer = trainer_on_pool(context, strategy_of(**strategy))
+    try:
+        trainer.fit(Penalised(), loader_of(make_batches(context.world_size, BATCHES)[context.rank]))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_that_would_be_lost_are_an_error(ranks: RankPool, mode: str) -> None:
+    parallel = MODES[mode]["parallel"]
+    config = {**({"mode": parallel} if isinstance(parallel, str) else parallel), "find_unused_parameters": True}
+    for said in ranks.run(penalise, layout=TWO, args=({"parallel": config},), fresh=True):
+        assert said, "FSDP2 finds freed memory, or a gradient comes late; never a wrong number in silence"
+
+
 class TorchClips(CaseModule):
     """Clips with torch's own function, whose norm of DTensors talks to the other ranks by itself."""
 
