@@ -248,6 +248,8 @@ class HierDistStrategy(ParallelStrategy):
         if is_fitting:
             self._open_training(trainer)
             self.setup_optimizers(trainer)
+            if isinstance(self.model, Sharded):
+                self.model.check_optimizers(self.optimizers)
         else:
             detach(trainer)
             self._open_evaluation(trainer)

@@ -88,6 +88,12 @@ class GradientReduction:
             gradients: [group size x shard].
             mean: Whether the mean is wanted.
         """
+        if index in self._seen:
+            raise LateGradientError(
+                f"{self._watches[index].group._module_fqn or 'the root'} was reached twice by one backward, which its "
+                "gradients do not survive: two backward passes walk one graph. Give each its own forward, or write "
+                "parallel=ddp"
+            )
         self._arrived[index] = (output, gradients, mean)
         self._seen.add(index)
         if self._waits_at_once:

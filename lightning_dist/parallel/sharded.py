@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gathered, show_shards
 from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
 from lightning_dist.parallel.reduction import GradientReduction
@@ -186,6 +187,22 @@ class Sharded(nn.Module):
     def was_whole(self) -> bool:
         """Whether the module was whole on this rank, and can be again."""
         return bool(self._originals) or not list(self.module.parameters())
+
+    def check_optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Refuse optimizers of parameters as they were before the sharding: they would step nothing.
+
+        Raises:
+            ConfigError: An optimizer holds some.
+        """
+        names = {id(p): name.removeprefix("module.") for name, p in self._originals.items()}
+        present = {id(p) for p in self.module.parameters()}
+        held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        stale = [names[i] for i in held if i in names and i not in present]
+        if stale:
+            raise ConfigError(
+                f"an optimizer holds {stale[0]} (and {len(stale) - 1} more) as it was before the model was sharded; "
+                "take parameters in configure_optimizers, from self.parameters(), not in __init__"
+            )
 
     # -- whole again --------------------------------------------------------------------------------------------------
 

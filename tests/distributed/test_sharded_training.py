@@ -217,6 +217,51 @@ class Penalised(ByHand):
         self.optimizers().step()
 
 
+class TwoBackwards(ByHand):
+    """Two losses of one graph."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        outputs = self.net(batch[0]) + self.net(batch[0] * 2)
+        self.manual_backward(outputs.mean(), retain_graph=True)
+        self.manual_backward(outputs.pow(2).mean())
+        self.optimizers().step()
+
+
+class EarlyOptimizer(OddModule):
+    """Lists its parameters before they are sharded."""
+
+    def __init__(self) -> None:
+        super().__init__(sgd)
+        self.listed = list(self.net.parameters())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return sgd(self.listed)
+
+
+def error_of(context: RankContext, strategy: dict[str, Any], kind: type[pl.LightningModule]) -> str:
+    """What is said of a module that cannot be sharded."""
+    trainer = trainer_on_pool(context, strategy_of(**strategy))
+    module = kind()
+    try:
+        trainer.fit(module, loader_of(make_batches(context.world_size, BATCHES)[context.rank]))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"trained to {[float(p.detach().sum()) for p in module.parameters()]}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parameters_listed_before_the_sharding_are_refused(ranks: RankPool, mode: str) -> None:
+    for said in ranks.run(error_of, layout=TWO, args=(MODES[mode], EarlyOptimizer), fresh=True):
+        assert "net.0.weight (and 5 more) as it was before" in said
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_backward_passes_over_one_graph_are_not_wrong_in_silence(ranks: RankPool, mode: str) -> None:
+    for said in ranks.run(error_of, layout=TWO, args=(MODES[mode], TwoBackwards), fresh=True):
+        assert "Error: " in said
+        assert "nan" not in said
+
+
 def penalise(context: RankContext, strategy: dict[str, Any]) -> str:
     """What is said of it."""
     trainer = trainer_on_pool(context, strategy_of(**strategy))
