@@ -103,6 +103,61 @@ def amdahl_speedup(parallel_fraction: float, workers: float) -> float:
     return 1 / (1 - parallel_fraction + parallel_fraction / workers)
 
 
+def zero_state_bytes(
+    values: float,
+    ranks: int,
+    *,
+    stage: int,
+    parameter_bytes: float = 2,
+    gradient_bytes: float = 2,
+    optimizer_bytes: float = 12,
+) -> float:
+    """Bytes of parameters, gradients and optimizer state on each of N ranks for a model of Psi values.
+
+    With p, g and K bytes a value: (p + g + K) Psi at stage 0, (p + g + K/N) Psi at stage 1, (p + (g + K)/N) Psi at
+    stage 2, (p + g + K) Psi / N at stage 3. Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion
+    parameter models", SC 2020 (figure 1): at stage 1 and 2 the parameters are whole also between steps.
+
+    Args:
+        values: Psi.
+        ranks: N, over which states are sharded.
+        stage: 0 (nothing is sharded) to 3.
+        parameter_bytes: p, of the values that compute uses.
+        gradient_bytes: g.
+        optimizer_bytes: K; the default is Adam's two moments and a master copy of the parameter, all in fp32.
+    """
+    _check_count("ranks", ranks)
+    if stage not in (0, 1, 2, 3):
+        raise ValueError(f"stage is 0, 1, 2 or 3, got {stage}")
+    held = [parameter_bytes, gradient_bytes, optimizer_bytes]
+    return values * (sum(held[: 3 - stage]) + sum(held[3 - stage :]) / ranks)
+
+
+def secondary_shard_bytes(values: float, ranks_per_host: int, *, parameter_bytes: float = 2) -> float:
+    """Bytes that a second copy of Psi parameters, sharded over the ranks of each host, takes on a rank: p Psi / r.
+
+    It comes on top of :func:`zero_state_bytes`: the hierarchical partition (hpZ) of Wang et al., "ZeRO++: Extremely
+    efficient collective communication for giant model training", 2023 (arXiv 2306.10209).
+    """
+    _check_count("ranks_per_host", ranks_per_host)
+    return values * parameter_bytes / ranks_per_host
+
+
+def transformer_layer_activation_bytes(batch: int, sequence: int, width: int, heads: int) -> float:
+    """Bytes that one layer of a 16-bit transformer keeps from forward to backward: sbh(34 + 5as/h).
+
+    The term in s squared are the attention scores, their dropout and its mask; flash attention keeps none of it.
+    Korthikanti et al., "Reducing activation recomputation in large transformer models", MLSys 2023 (equation 1).
+
+    Args:
+        batch: b, sequences.
+        sequence: s, tokens.
+        width: h.
+        heads: a.
+    """
+    return sequence * batch * width * (34 + 5 * heads * sequence / width)
+
+
 def _check_count(what: str, count: int) -> None:
     if count < 1:
         raise ValueError(f"{what} must be at least 1, got {count}")

@@ -102,20 +102,24 @@ class ThreadPipeline:
             thread.join(max(0.0, give_up_s - time.monotonic()))
 
     def _run_lane(self, index: int) -> None:
+        while self._run_next(index):
+            pass  # nothing of a piece, such as its tensors, is kept while the lane waits for the next
+
+    def _run_next(self, index: int) -> bool:
         last = index == len(self._queues) - 1
-        while True:
-            piece = self._queues[index].get()
-            if piece is None:
-                if not last:
-                    self._queues[index + 1].put(None)
-                return
-            if self._failure is None and self._run_step(piece, index, last=last) and last:
-                continue  # it is done, whatever fails from now on
-            if self._failure is not None:
-                with contextlib.suppress(Exception):  # its future may be completed; the lane must live on
-                    piece.failed(self._failure)
-            else:
-                self._queues[index + 1].put(piece)
+        piece = self._queues[index].get()
+        if piece is None:
+            if not last:
+                self._queues[index + 1].put(None)
+            return False
+        if self._failure is None and self._run_step(piece, index, last=last) and last:
+            return True  # it is done, whatever fails from now on
+        if self._failure is not None:
+            with contextlib.suppress(Exception):  # its future may be completed; the lane must live on
+                piece.failed(self._failure)
+        else:
+            self._queues[index + 1].put(piece)
+        return True
 
     def _run_step(self, piece: _Piece, index: int, *, last: bool) -> bool:
         try:

@@ -1,0 +1,1 @@
+"""What would happen: cost models of plain values. Pure: no torch, no clock, no file."""
