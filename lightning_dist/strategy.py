@@ -396,14 +396,21 @@ class HierDistStrategy(ParallelStrategy):
         """
         try:
             yield
-        except CollectiveError:
+        except (CollectiveError, StopIteration):
             raise
-        except RuntimeError as error:
+        except Exception as error:
             if self._run is None:
                 raise
-            if self._run.collectives.failure is not None:
+            if isinstance(error, RuntimeError) and self._run.collectives.failure is not None:
                 raise self._run.collectives.failure from error
-            with self._run.collectives.opening(what, self._run.world):  # names it if it is one between ranks
+            try:
+                with self._run.collectives.opening(what, self._run.world):  # names it if it is one between ranks
+                    raise
+            except CollectiveError:
+                raise
+            except Exception:
+                # At once: callbacks that save on an exception wait for the other ranks before on_exception is called.
+                self._run.leave_word(error)
                 raise
 
     # -- validating, testing, predicting: no gradients; ranks may differ in their number of batches --------------------
