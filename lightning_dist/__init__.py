@@ -1,7 +1,8 @@
 """Distributed training for PyTorch Lightning that knows the machine's topology.
 
-Importing this package registers the strategy names ``hierdist``, ``hierdist_spawn``, ``hierdist_fork`` and
-``hierdist_notebook``, each also with ``_find_unused_parameters_true`` and ``_false``; nothing else happens.
+Importing this package registers the strategy names ``hierdist``, ``hierdist_zero1``, ``hierdist_zero2``,
+``hierdist_zero3`` and ``hierdist_hsdp``, each also with ``_spawn``, ``_fork`` and ``_notebook``, and each of these with
+``_find_unused_parameters_true`` and ``_false``; nothing else happens.
 """
 
 import sys
