@@ -22,8 +22,6 @@ from lightning.fabric.utilities.distributed import (
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
-from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
@@ -35,7 +33,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning_dist import build
 from lightning_dist.capabilities import without_effect
 from lightning_dist.comm.agreement import Agreement, DelayedVote
-from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.config import (
     PARALLEL_PRESETS,
     START_METHODS,
@@ -49,13 +46,10 @@ from lightning_dist.config import (
 from lightning_dist.data.agreed import agreed_loader
 from lightning_dist.errors import CollectiveError, unknown_option
 from lightning_dist.events import EventStream
-from lightning_dist.gradsync.data_parallel import DataParallel, explain_unused_parameters, split_arguments
-from lightning_dist.gradsync.sparse import SparseAllReduce
+from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
 from lightning_dist.launch import RankLauncher
+from lightning_dist.modes import Mode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
-from lightning_dist.parallel.norms import GlobalNorm
-from lightning_dist.parallel.sharded import Sharded
-from lightning_dist.parallel.zero import ShardLinks
 from lightning_dist.parent_watch import watch_parent
 from lightning_dist.stopping import StopTogether, detach
 
@@ -130,14 +124,9 @@ class HierDistStrategy(ParallelStrategy):
         self._process_group_backend = process_group_backend
         self.start_method = start_method
         self._layer_sync_applied = False
-        self._buffers_due = False
         self._failed = False
-        self._averages: list[Sharded] = []
-        self._kept: Sharded | None = None  # a model that was never whole stays sharded between calls of the Trainer
-        self._links: ShardLinks | None = None
         self._run: build.RunContext | None = None
-        self._all_reduce: HierarchicalAllReduce | None = None
-        self._sparse: SparseAllReduce | None = None
+        self._mode: Mode | None = None
         self._agreement: Agreement | None = None
         self._stopping: StopTogether | None = None
         watch_parent()
@@ -225,7 +214,7 @@ class HierDistStrategy(ParallelStrategy):
             device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
         self.events.rank = self.global_rank
-        if self._run is not None:  # a model that stays sharded keeps what it is connected by
+        if self._run is not None:  # a mode that outlives a call keeps what it is connected by
             return
         # Before the user's setup hooks run: what they raise can be told to the others, and what they ask of the loaders
         # (Trainer.estimated_stepping_batches) needs the ranks' agreement.
@@ -245,42 +234,41 @@ class HierDistStrategy(ParallelStrategy):
             self.model = self._layer_sync.apply(self.model)
             self._layer_sync_applied = True
         self.precision_plugin.convert_module(self.lightning_module)
+        mode = self._mode = self._current_mode()
         if is_fitting:
-            self._open_training(trainer)
+            self._stop_together(trainer)
+            self.model = mode.wrap(trainer)
             self.setup_optimizers(trainer)
-            if isinstance(self.model, Sharded):
-                self.model.check_optimizers(self.optimizers)
+            mode.check_optimizers(self.optimizers)
         else:
             detach(trainer)
-            self._open_evaluation(trainer)
+            self.model = mode.place(trainer)
         self.setup_precision_plugin()
         if is_fitting:
             _optimizers_to_device(self.optimizers, self.root_device)
 
-    def _open_training(self, trainer: pl.Trainer) -> None:
+    def _current_mode(self) -> Mode:
+        """The one that has outlived the call before, if it is this module's."""
         assert self._run is not None
         assert self.lightning_module is not None
+        if self._mode is not None and self._mode.module is self.lightning_module:
+            return self._mode
+        setting = Setting(
+            run=self._run,
+            parallel=self.parallel_config,
+            sync=self.sync_config,
+            ddp_arguments=self._ddp_arguments,
+            precision=self.precision_plugin,
+            agreement=self._agreement,
+            announce=self._announce,
+        )
+        return open_mode(setting, self.lightning_module)
+
+    def _stop_together(self, trainer: pl.Trainer) -> None:
+        assert self._run is not None
         if self.world_size > 1:
             self._stopping = StopTogether(DelayedVote(build.open_agreement(self._run)), self._run.collectives.where)
             self._stopping.attach(trainer)
-        if self.parallel_config.shards:
-            self._shard_model(trainer)
-            return
-        self.model_to_device()
-        self._all_reduce = build.open_gradient_all_reduce(self._run, self.sync_config)
-        self._sparse = build.open_sparse_all_reduce(self._run, self.lightning_module)
-        if self.world_size > 1:
-            self._announce(build.describe(self._run, self._all_reduce))
-        self._wrap_model()
-
-    def _open_evaluation(self, trainer: pl.Trainer) -> None:
-        """Without gradients the model stays as it is, unless it was never whole."""
-        assert self.model is not None
-        if self.parallel_config.shards and (self._kept is not None or is_on_meta(self.model)):
-            self._shard_model(trainer)
-        else:
-            self.model_to_device()
-            _sync_module_states(self.model)
 
     def _announce(self, text: str) -> None:
         """Say once which way things go, and what was set but does nothing here."""
@@ -295,52 +283,6 @@ class HierDistStrategy(ParallelStrategy):
         ):
             rank_zero_warn(said)
 
-    def _wrap_model(self) -> None:
-        assert self._run is not None
-        assert self._all_reduce is not None
-        assert self.lightning_module is not None
-        self.model = None  # the old wrapper's autograd hooks end with it
-        self.model = build.wrap_data_parallel(
-            self.lightning_module,
-            self._all_reduce,
-            self._sparse,
-            run=self._run,
-            parallel=self.parallel_config,
-            sync=self.sync_config,
-            extra=self._ddp_arguments,
-        )
-
-    def _shard_model(self, trainer: pl.Trainer) -> None:
-        """Spread the model over ranks, and with it the averaged one that Lightning's callback keeps."""
-        assert self._run is not None
-        assert self.lightning_module is not None
-        if self._kept is not None and self._kept.module is self.lightning_module:
-            self.model = self._kept
-            return
-        if self._ddp_arguments:
-            names, mode = ", ".join(self._ddp_arguments), self.parallel_config.mode
-            rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
-        self._links = build.open_shard_links(self._run, self.parallel_config, self.sync_config)
-        self.model = self._sharded(self.lightning_module, self._links)
-        averages = [c._average_model for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
-        self._averages = [self._sharded(average.module, self._links) for average in averages if average is not None]
-        norm, plugin = GlobalNorm(self._run.collectives, self._links.shards), self.precision_plugin
-
-        def clip_by_norm(optimizer: Any, clip_val: float) -> None:
-            norm.clip(plugin.main_params(optimizer), clip_val)
-
-        def clip_by_value(optimizer: Any, clip_val: float) -> None:
-            norm.clip_values(plugin.main_params(optimizer), clip_val)
-
-        plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
-        plugin.clip_grad_by_value = clip_by_value  # type: ignore[method-assign]
-        self._announce(build.describe_shards(self._run, self.model, self._links))
-
-    def _sharded(self, module: torch.nn.Module, links: ShardLinks) -> Sharded:
-        assert self._run is not None
-        by_child = not getattr(module, "automatic_optimization", True)
-        return build.shard_model(module, links, run=self._run, parallel=self.parallel_config, by_child=by_child)
-
     def model_to_device(self) -> None:
         """Move the model to this rank's device."""
         assert self.model is not None
@@ -352,8 +294,9 @@ class HierDistStrategy(ParallelStrategy):
         """Stamp events with the step; wrap the model anew if other parameters than before want gradients."""
         assert self.lightning_module is not None
         self.events.step = self.lightning_module.global_step
-        if isinstance(self.model, DataParallel) and not self.model.is_current:
-            self._wrap_model()
+        if self._mode is not None and self._mode.needs_rewrap:
+            self.model = None  # the old wrapper's autograd hooks end with it
+            self.model = self._mode.rewrap()
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's step."""
@@ -361,10 +304,9 @@ class HierDistStrategy(ParallelStrategy):
             return super().training_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
-        """Prepare the reducer, which under manual optimization does not see the forward's end."""
-        assert self.lightning_module is not None
-        if isinstance(self.model, DataParallel) and not self.lightning_module.automatic_optimization:
-            prepare_for_backward(self.model, closure_loss)
+        """Let the mode know."""
+        if self._mode is not None:
+            self._mode.before_backward(closure_loss)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run backward; a failed collective inside it is raised as such."""
@@ -372,87 +314,34 @@ class HierDistStrategy(ParallelStrategy):
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Flush the reducer after the first backward of a static graph under manual optimization."""
-        assert self.lightning_module is not None
-        if isinstance(self.model, Sharded):
-            self.model.reduction.after_backward()
-        if isinstance(self.model, DataParallel) and not self.lightning_module.automatic_optimization:
-            self.model.flush_static_graph()
+        """Let the mode know."""
+        if self._mode is not None:
+            self._mode.after_backward()
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
         """Keep gradients local inside, as under accumulation."""
-        if isinstance(self.model, DataParallel | Sharded):
-            with self.model.no_sync():
-                yield
-        else:
+        with self._mode.no_sync() if self._mode is not None else contextlib.nullcontext():
             yield
 
-    @contextlib.contextmanager
-    def _named_failures(self, what: str) -> Generator[None, None, None]:
-        """Around code that may talk to other ranks beside our seam: the user's, the reducer's own.
-
-        What autograd and the reducer say of a failed future is only its text; the error itself is raised instead.
-        """
-        try:
-            yield
-        except (CollectiveError, StopIteration):
-            raise
-        except Exception as error:
-            if self._run is None:
-                raise
-            if isinstance(error, RuntimeError) and self._run.collectives.failure is not None:
-                raise self._run.collectives.failure from error
-            try:
-                with self._run.collectives.opening(what, self._run.world):  # names it if it is one between ranks
-                    raise
-            except CollectiveError:
-                raise
-            except Exception:
-                # At once: callbacks that save on an exception wait for the other ranks before on_exception is called.
-                self._run.leave_word(error)
-                raise
+    def _named_failures(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._run.naming_failures(what) if self._run is not None else contextlib.nullcontext()
 
     # -- validating, testing, predicting: no gradients; ranks may differ in their number of batches --------------------
 
     def on_validation_start(self) -> None:
-        """Bring buffers to rank 0's state once, as a wrapped forward would at each batch; gather what will be needed.
+        """Let the mode know how many batches come."""
+        if self._mode is not None:
+            self._mode.begin_evaluation(self._num_batches())
 
-        Weight averaging swaps its values in after this hook, so that both wait for the first batch if all ranks surely
-        have one.
-        """
-        model = self.model
-        if not isinstance(model, DataParallel | Sharded) or self._agreement is None:
-            return  # not within fit, or one rank
-        syncs = model.syncs_buffers
-        if not (syncs or isinstance(model, Sharded)):
-            return
-        batches = self._num_batches()
-        have_batches = all(self._agreement.exchange(int(0 < sum(batches) < float("inf"))))
-        self._buffers_due = syncs and have_batches
-        if syncs and not have_batches:
-            model.sync_buffers()
-        self._begin_evaluation(batches, have_batches)
-
-    def on_test_start(self) -> None:
-        """Gather what will be needed if ranks differ in their batches."""
-        self._begin_evaluation(self._num_batches())
-
-    on_predict_start = on_test_start
+    on_test_start = on_predict_start = on_validation_start
 
     def on_validation_end(self) -> None:
-        """Let go what was gathered."""
-        if isinstance(self.model, Sharded):
-            self.model.end_evaluation()
+        """Let the mode know."""
+        if self._mode is not None:
+            self._mode.end_evaluation()
 
     on_test_end = on_predict_end = on_validation_end
-
-    def _begin_evaluation(self, batches: list[int | float], have_batches: bool = False) -> None:
-        if isinstance(self.model, Sharded):
-            agreement = self._agreement
-            known = float("inf") not in batches
-            said = agreement.exchange(hash(tuple(batches)) if known else -1) if agreement is not None else [0]
-            self.model.begin_evaluation(alike=len(set(said)) == 1 and (known or agreement is None), later=have_batches)
 
     def _num_batches(self) -> list[int | float]:
         """Of each loader of the present evaluation; infinite where it cannot say."""
@@ -463,9 +352,6 @@ class HierDistStrategy(ParallelStrategy):
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own step."""
-        if self._buffers_due and isinstance(self.model, DataParallel | Sharded):
-            self.model.sync_buffers()
-        self._buffers_due = False
         return self._evaluate("validation_step", self.precision_plugin.val_step_context(), *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -477,12 +363,9 @@ class HierDistStrategy(ParallelStrategy):
         return self._evaluate("predict_step", self.precision_plugin.predict_step_context(), *args, **kwargs)
 
     def _evaluate(self, step: str, context: contextlib.AbstractContextManager[None], *args: Any, **kwargs: Any) -> Any:
-        module = self.lightning_module
-        assert module is not None
+        assert self._mode is not None
         with self._named_failures(step), context:
-            if isinstance(self.model, Sharded):  # whose forward gathers
-                return self._forward_redirection(self.model, module, step, *args, **kwargs)
-            return getattr(module, step)(*args, **kwargs)
+            return self._mode.evaluate(step, *args, **kwargs)
 
     def process_dataloader(self, dataloader: object) -> object:
         """Make training loaders end on all ranks at once."""
@@ -537,21 +420,18 @@ class HierDistStrategy(ParallelStrategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state; its values on rank 0 only where it is sharded."""
         make = super().lightning_module_state_dict
-        return self.model.state_dict_of(make, keep=self.is_global_zero) if isinstance(self.model, Sharded) else make()
+        return self._mode.state_dict(make) if self._mode is not None else make()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """An optimizer's state; its values on rank 0 only where it is sharded."""
-        if not isinstance(self.model, Sharded):
-            return super().optimizer_state(optimizer)
-        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
-        return self.model.full.optimizer_state(inner, keep=self.is_global_zero)
+        make = super().optimizer_state
+        return self._mode.optimizer_state(optimizer, make) if self._mode is not None else make(optimizer)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take whole states; each rank keeps its part."""
-        if isinstance(self.model, Sharded):
-            states = zip(self.optimizers, checkpoint["optimizer_states"], strict=False)
-            cut = [self.model.full.cut_optimizer_state(optimizer, state) for optimizer, state in states]
-            checkpoint = {**checkpoint, "optimizer_states": cut}
+        if self._mode is not None:
+            states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
+            checkpoint = {**checkpoint, "optimizer_states": states}
         super().load_optimizer_state_dict(checkpoint)
 
     # -- ending ------------------------------------------------------------------------------------------------------
@@ -564,37 +444,32 @@ class HierDistStrategy(ParallelStrategy):
         if self._run is not None and not isinstance(exception, CollectiveError):
             self._run.leave_word(exception)
         self._failed = True
-        if self._all_reduce is not None:
-            self._all_reduce.abort(f"{type(exception).__name__}: {exception}")
+        if self._mode is not None:
+            self._mode.abort(f"{type(exception).__name__}: {exception}")
 
     def teardown(self) -> None:
         """Unwrap the model, end lanes and groups. Safe to call twice."""
-        stays = isinstance(self.model, Sharded) and not self.model.was_whole and not self._failed
-        self._kept = self.model if stays and isinstance(self.model, Sharded) else None
-        if self._kept is None:
-            self._unwrap_model()
-        if self._layer_sync_applied and self._layer_sync is not None and self.model is not None:
-            self.model = self._layer_sync.revert(self.model)
-        self._layer_sync_applied = False
+        stays = self._mode is not None and self._mode.outlives_call and not self._failed
         try:
+            if not stays:
+                self._unwrap_model()
+            if self._layer_sync_applied and self._layer_sync is not None and self.model is not None:
+                self.model = self._layer_sync.revert(self.model)
+            self._layer_sync_applied = False
             super().teardown()
         finally:
-            if self._kept is None:
+            if not stays:
                 self._close_run()
 
     def _unwrap_model(self) -> None:
-        for wrapped in (self.model, *self._averages):
-            if isinstance(wrapped, Sharded):
-                wrapped.release(whole=not self._failed)
-        self._averages = []
-        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
-            vars(self.precision_plugin).pop(name, None)
         if self.model is not None:
             self.model = self.lightning_module
+        if self._mode is not None:
+            self._mode.release(failed=self._failed)
 
     def _close_run(self) -> None:
-        opened = (self._stopping, self._all_reduce, self._sparse, self._links, self._agreement, self._run)
-        self._stopping = self._all_reduce = self._sparse = self._links = self._agreement = self._run = None
+        opened = (self._stopping, self._mode, self._agreement, self._run)
+        self._stopping = self._mode = self._agreement = self._run = None
         for part in opened:
             if part is not None:
                 part.close()

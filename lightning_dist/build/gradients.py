@@ -1,0 +1,78 @@
+"""Gradient synchronisation of a model that is whole on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from lightning_dist.build.run import RunContext, side_stream
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce
+from lightning_dist.config import MIB, ParallelConfig, SyncConfig
+from lightning_dist.gradsync.allreduce import AllReduceScheme
+from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.sparse import SparseAllReduce, has_sparse_gradients
+
+
+def open_gradient_all_reduce(run: RunContext, sync: SyncConfig) -> HierarchicalAllReduce:
+    """Lanes, groups and shared memory for gradients; every rank calls it."""
+    with run.collectives.opening("opening the gradients' groups", run.world):
+        return open_all_reduce(
+            run.cluster,
+            config=sync,
+            collectives=run.collectives,
+            device=run.device,
+            rank=run.rank,
+            store=run.store,
+        )
+
+
+def wrap_data_parallel(
+    module: torch.nn.Module,
+    all_reduce: HierarchicalAllReduce,
+    sparse: SparseAllReduce | None = None,
+    *,
+    run: RunContext,
+    parallel: ParallelConfig,
+    sync: SyncConfig,
+    extra: Mapping[str, object],
+) -> DataParallel:
+    """Wrap a module so that its gradients are averaged by ``all_reduce``; every rank calls it.
+
+    Args:
+        module: On the run's device already.
+        all_reduce: How dense buckets travel.
+        sparse: How sparse buckets travel; see :func:`open_sparse_all_reduce`.
+        run: For the seam and the device.
+        parallel: Options of the wrapper.
+        sync: For the size of buckets.
+        extra: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`, as the user gave them.
+    """
+    arguments: dict[str, object] = {
+        "find_unused_parameters": parallel.find_unused_parameters,
+        "static_graph": parallel.static_graph,
+        "gradient_as_bucket_view": parallel.gradient_as_bucket_view,
+        "bucket_cap_mb": sync.bucket_bytes / MIB,
+        **extra,
+    }
+    if not parallel.broadcast_buffers:  # torch 2.13 warns of it by name, also at its default
+        arguments["broadcast_buffers"] = False
+    with side_stream(run.device), run.collectives.opening("wrapping the model", run.world):
+        device_ids = [run.device.index] if run.device.type == "cuda" else None
+        wrapped = DataParallel(module, operation=run.operation, device_ids=device_ids, **arguments)
+    AllReduceScheme(all_reduce, sparse).attach(wrapped)
+    return wrapped
+
+
+def open_sparse_all_reduce(run: RunContext, module: torch.nn.Module) -> SparseAllReduce | None:
+    """A lane and a group for the module's sparse gradients, if it has any; every rank calls it."""
+    if not has_sparse_gradients(module):
+        return None
+    return SparseAllReduce(run.collectives, run.cluster.world_size, run.own_store("sparse"))
+
+
+def describe(run: RunContext, all_reduce: HierarchicalAllReduce) -> str:
+    """Who takes part and which way gradients go, in a line."""
+    cluster = run.cluster
+    hosts = "1 host" if cluster.num_hosts == 1 else f"{cluster.num_hosts} hosts"
+    return f"hierdist: {cluster.world_size} ranks on {hosts}; gradients: {all_reduce.description}"

@@ -1,0 +1,136 @@
+"""What a parallel mode does at each point of a Trainer's call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from torch import nn
+
+from lightning_dist.build import RunContext
+from lightning_dist.comm.agreement import Agreement
+from lightning_dist.config import ParallelConfig, SyncConfig
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a mode works in.
+
+    Attributes:
+        run: Of the present process group.
+        parallel: Mode and options.
+        sync: How gradients travel.
+        ddp_arguments: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`, as the user gave them.
+        precision: The Trainer's plugin.
+        agreement: How ranks take small decisions alike; ``None`` for one rank.
+        announce: Says once, on rank 0, which way things go.
+    """
+
+    run: RunContext
+    parallel: ParallelConfig
+    sync: SyncConfig
+    ddp_arguments: Mapping[str, object]
+    precision: Precision
+    agreement: Agreement | None
+    announce: Callable[[str], None]
+
+
+class Mode:
+    """Connects a module to other ranks, from :meth:`wrap` or :meth:`place` to :meth:`close`.
+
+    The sequence of calls, on every rank: :meth:`wrap` in a fit, :meth:`place` in any other call of the Trainer; around
+    each backward :meth:`before_backward` and :meth:`after_backward`, inside :meth:`no_sync` where gradients accumulate;
+    for each evaluation :meth:`begin_evaluation`, :meth:`evaluate` for each batch, :meth:`end_evaluation`; at last
+    :meth:`release` and :meth:`close`.
+
+    Args:
+        setting: What it works in.
+        module: The user's.
+    """
+
+    def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
+        self.setting = setting
+        self.module = module
+
+    def wrap(self, trainer: pl.Trainer) -> nn.Module:
+        """The module made ready for a fit, as it is to be called; collective."""
+        raise NotImplementedError
+
+    def place(self, trainer: pl.Trainer) -> nn.Module:
+        """The module made ready for an evaluation without a fit, as it is to be called; collective."""
+        raise NotImplementedError
+
+    @property
+    def needs_rewrap(self) -> bool:
+        """Whether other parameters want gradients than those it was wrapped for. Drop the wrapper, then wrap anew."""
+        return False
+
+    def rewrap(self) -> nn.Module:
+        """Wrap again; collective."""
+        raise NotImplementedError
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """A backward begins."""
+
+    def after_backward(self) -> None:
+        """A backward is done."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, gradients are left for a later backward to synchronise."""
+        return nullcontext()
+
+    def begin_evaluation(self, num_batches: list[int | float]) -> None:
+        """Batches without gradients come.
+
+        Args:
+            num_batches: Of each loader; infinite where it cannot say.
+        """
+
+    def evaluate(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        """One of the module's steps without gradients, by name."""
+        return getattr(self.module, step)(*args, **kwargs)
+
+    def end_evaluation(self) -> None:
+        """They are over."""
+
+    def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Refuse optimizers that would step nothing.
+
+        Raises:
+            ConfigError: One holds parameters that are not the module's any more.
+        """
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The module's state for a checkpoint, as ``make`` makes it; whole tensors, collective."""
+        return make()
+
+    def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """An optimizer's state for a checkpoint, as ``make`` makes it; whole tensors, collective."""
+        return make(optimizer)
+
+    def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """This rank's part of whole states."""
+        return states
+
+    def abort(self, reason: str) -> None:
+        """This rank fails: nobody should wait for it, and its own threads should end."""
+
+    @property
+    def outlives_call(self) -> bool:
+        """Whether the module cannot be what it was before :meth:`wrap`, so that the mode stays open for later calls."""
+        return False
+
+    def release(self, *, failed: bool) -> None:
+        """Make the module what it was before :meth:`wrap`; collective unless ``failed``. Safe to call twice.
+
+        Args:
+            failed: Other ranks may be gone, so nothing may wait for them.
+        """
+
+    def close(self) -> None:
+        """End lanes and groups. Safe to call twice."""

@@ -1,0 +1,168 @@
+"""``parallel=zero1|zero2|zero3|hsdp``: parameters, gradients or optimizer state are spread over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
+
+from lightning_dist import build
+from lightning_dist.modes.data_parallel import has_batches
+from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.parallel.materialize import is_on_meta
+from lightning_dist.parallel.norms import GlobalNorm
+from lightning_dist.parallel.sharded import Sharded
+from lightning_dist.parallel.zero import ShardLinks
+
+
+class ShardedMode(Mode):
+    """On FSDP2, over our lanes. The averaged copy that Lightning's callback keeps is spread with the model."""
+
+    def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
+        super().__init__(setting, module)
+        self._model: Sharded | None = None
+        self._averages: list[Sharded] = []
+        self._links: ShardLinks | None = None
+        self._buffers_due = False
+        self._is_fitting = False
+        self._redirection = _DDPForwardRedirection()
+
+    def wrap(self, trainer: pl.Trainer) -> nn.Module:
+        """Shard it, unless it has been all along."""
+        self._is_fitting = True
+        return self._shard(trainer)
+
+    def place(self, trainer: pl.Trainer) -> nn.Module:
+        """Without gradients the model stays as it is, unless it was never whole."""
+        self._is_fitting = False
+        if self._model is not None or is_on_meta(self.module):
+            return self._shard(trainer)
+        self.module.to(self.setting.run.device)
+        _sync_module_states(self.module)
+        return self.module
+
+    def _shard(self, trainer: pl.Trainer) -> nn.Module:
+        if self._model is not None:
+            return self._model
+        setting = self.setting
+        if setting.ddp_arguments:
+            names, mode = ", ".join(setting.ddp_arguments), setting.parallel.mode
+            rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
+        self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync)
+        self._model = self._sharded(self.module, self._links)
+        averages = [c._average_model for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
+        self._averages = [self._sharded(average.module, self._links) for average in averages if average is not None]
+        self._clip_globally(self._links)
+        setting.announce(build.describe_shards(setting.run, self._model, self._links))
+        return self._model
+
+    def _sharded(self, module: nn.Module, links: ShardLinks) -> Sharded:
+        by_child = not getattr(module, "automatic_optimization", True)
+        return build.shard_model(module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child)
+
+    def _clip_globally(self, links: ShardLinks) -> None:
+        norm, plugin = GlobalNorm(self.setting.run.collectives, links.shards), self.setting.precision
+
+        def clip_by_norm(optimizer: Any, clip_val: float) -> None:
+            norm.clip(plugin.main_params(optimizer), clip_val)
+
+        def clip_by_value(optimizer: Any, clip_val: float) -> None:
+            norm.clip_values(plugin.main_params(optimizer), clip_val)
+
+        plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
+        plugin.clip_grad_by_value = clip_by_value  # type: ignore[method-assign]
+
+    def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Refuse those made before the sharding."""
+        if self._model is not None:
+            self._model.check_optimizers(optimizers)
+
+    def after_backward(self) -> None:
+        """Sum what is not yet summed."""
+        if self._model is not None:
+            self._model.reduction.after_backward()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A window of accumulation goes on."""
+        return nullcontext() if self._model is None else self._model.no_sync()
+
+    def begin_evaluation(self, num_batches: list[int | float]) -> None:
+        """Gather what will be needed if ranks differ in their batches; in a fit, bring buffers to rank 0's state once.
+
+        Weight averaging swaps its values in after this, so that both wait for the first batch if all ranks surely have
+        one.
+        """
+        model, agreement = self._model, self.setting.agreement
+        if model is None:
+            return
+        later = False
+        if self._is_fitting and agreement is not None:
+            later = all(agreement.exchange(int(has_batches(num_batches))))
+            self._buffers_due = later and model.syncs_buffers
+            if not later:
+                model.sync_buffers()
+        known = float("inf") not in num_batches
+        said = agreement.exchange(hash(tuple(num_batches)) if known else -1) if agreement is not None else [0]
+        model.begin_evaluation(alike=len(set(said)) == 1 and (known or agreement is None), later=later)
+
+    def evaluate(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        """Through the wrapper, whose forward gathers."""
+        if self._model is None:
+            return super().evaluate(step, *args, **kwargs)
+        if self._buffers_due:
+            self._model.sync_buffers()
+        self._buffers_due = False
+        return self._redirection(self._model, self.module, step, *args, **kwargs)
+
+    def end_evaluation(self) -> None:
+        """Let go what was gathered."""
+        if self._model is not None:
+            self._model.end_evaluation()
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        if self._model is None:
+            return make()
+        return self._model.state_dict_of(make, keep=self.setting.run.rank == 0)
+
+    def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        if self._model is None:
+            return make(optimizer)
+        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
+        return self._model.full.optimizer_state(inner, keep=self.setting.run.rank == 0)
+
+    def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each rank keeps its part."""
+        if self._model is None:
+            return states
+        full = self._model.full
+        return [full.cut_optimizer_state(*pair) for pair in zip(optimizers, states, strict=False)]
+
+    @property
+    def outlives_call(self) -> bool:
+        """A model that was never whole stays sharded between calls of the Trainer."""
+        return self._model is not None and not self._model.was_whole
+
+    def release(self, *, failed: bool) -> None:
+        """Gather the model on each rank, unless others may be gone."""
+        sharded = [wrapped for wrapped in (self._model, *self._averages) if wrapped is not None]
+        self._model, self._averages = None, []
+        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
+            vars(self.setting.precision).pop(name, None)
+        for wrapped in sharded:
+            wrapped.release(whole=not failed)
+
+    def close(self) -> None:
+        """Close lanes and groups."""
+        links, self._links = self._links, None
+        if links is not None:
+            links.close()
