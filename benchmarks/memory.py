@@ -11,9 +11,7 @@ Results go to ``benchmarks/results/``.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.record import RESULTS, commit, today
 from benchmarks.resident import MODES, SUBJECTS, Measured, measure
-from benchmarks.step_time import RESULTS
 from lightning_dist.planning.memory_cost import RankMemory, memory_cost
 from lightning_dist.planning.training import ADAMW, TrainingSetup
 from lightning_dist.topology import Axes, Cluster, Layout
@@ -144,8 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-memory.json")
     given = parser.parse_args(argv)
     console = Console()
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
-    path = given.output or RESULTS / f"{today}-memory.json"
+    path = given.output or RESULTS / f"{today()}-memory.json"
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     cases = [
         Case(mode, model, ranks, precision, micro_batches)
@@ -165,19 +162,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"python -m benchmarks.memory --modes {case.mode} --models {case.model} --ranks {case.ranks} "
             f"--precisions {case.precision} --micro-batches {case.micro_batches}"
         )
-        result["commit"] = _commit()
-        result["date"] = today
+        result["commit"] = commit()
+        result["date"] = today()
         document["results"][case.name] = result
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1))
     show(document["results"], console)
     console.print(f"written: {path}")
     return 0
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ drifts of the machine do not move. Needs root and iproute2. Results go to ``benc
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arms import Load, Measured, run_arm
+from benchmarks.record import RESULTS, commit, today
 from benchmarks.workload import gradient_bytes, make_model
 from lightning_dist.topology import Cluster
 from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 
-RESULTS = Path(__file__).parent / "results"
 PEERS = ("lightning_ddp", "hierdist", "fsdp2_hybrid")
 ZERO2 = ("fsdp2_zero2", "hierdist_zero2", "hierdist_zero1")
 ZERO3 = ("fsdp2_zero3", "hierdist_zero3", "hierdist_zero3_host", "hierdist_hsdp", "fsdp2_hybrid")
@@ -159,25 +157,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-step-time.json")
     arguments = parser.parse_args(argv)
     console = Console()
-    today = datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
-    path = arguments.output or RESULTS / f"{today}-step-time.json"
+    path = arguments.output or RESULTS / f"{today()}-step-time.json"
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     for name in SCENARIOS if arguments.all else arguments.scenario:
         result = run_scenario(SCENARIOS[name], arguments.pairs, console)
         show({name: result}, console)
         result["command"] = f"python -m benchmarks.step_time --scenario {name} --pairs {arguments.pairs}"
-        result["commit"] = _commit()
-        result["date"] = today
+        result["commit"] = commit()
+        result["date"] = today()
         document["results"][name] = result
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1))
     console.print(f"written: {path}")
     return 0
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ GROUPS = {  # group -> names of its schemas
     "parallel": ("parallel",),
     "sync": ("sync",),
     "topology": ("topology",),
+    "recompute": ("recompute",),
     "data": ("data_text", "data_synthetic"),
     "model": ("model_gpt", "model_mlp"),
     "optimizer": ("optimizer_adamw", "optimizer_sgd"),
@@ -39,7 +40,7 @@ python examples/train.py experiment=quick
 python examples/train.py --cfg job
 ```
 
-The dataclasses in `lightning_dist/config.py` and `lightning_dist/run_config.py` are the schema: a name that does not
+The dataclasses in `lightning_dist/config.py` and `lightning_dist/run_config/` are the schema: a name that does not
 exist and a value that cannot be used are refused, with those that can, before any process starts. The same dataclasses
 are the arguments of the strategy without Hydra: `HierDistStrategy(sync="bf16")` or
 `HierDistStrategy(sync=SyncConfig(...))`.

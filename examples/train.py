@@ -105,7 +105,7 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
         arguments["limit_val_batches"] = 0
     return pl.Trainer(
         **arguments,
-        strategy=HierDistStrategy(parallel=run.parallel, sync=run.sync, topology=run.topology),
+        strategy=HierDistStrategy(parallel=run.parallel, sync=run.sync, topology=run.topology, recompute=run.recompute),
         default_root_dir=folder,
         logger=logger,
         callbacks=callbacks,

@@ -6,11 +6,17 @@ is said.
 
 from __future__ import annotations
 
-from lightning_dist.config import ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 
 
 def without_effect(
-    sync: SyncConfig, topology: TopologyConfig, parallel: ParallelConfig, *, num_hosts: int, device_type: str
+    sync: SyncConfig,
+    topology: TopologyConfig,
+    parallel: ParallelConfig,
+    recompute: RecomputeConfig,
+    *,
+    num_hosts: int,
+    device_type: str,
 ) -> tuple[str, ...]:
     """What was set and does nothing here, each with the reason and what to write instead.
 
@@ -18,6 +24,7 @@ def without_effect(
         sync: How gradients travel.
         topology: Who sits where, as configured.
         parallel: What becomes of the model.
+        recompute: Which blocks run again in backward.
         num_hosts: Hosts that were found.
         device_type: ``cpu`` or ``cuda``.
     """
@@ -41,7 +48,7 @@ def without_effect(
         said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
-    return (*said, *_parallel_without_effect(parallel, device_type=device_type))
+    return (*said, *_parallel_without_effect(parallel, device_type=device_type), *_recompute_without_effect(recompute))
 
 
 def _parallel_without_effect(parallel: ParallelConfig, *, device_type: str) -> list[str]:
@@ -55,4 +62,16 @@ def _parallel_without_effect(parallel: ParallelConfig, *, device_type: str) -> l
     ]
     if parallel.shards and parallel.cpu_offload and device_type == "cpu":
         said.append("parallel.cpu_offload has no effect on CPU, where shards live in host memory anyway")
+    return said
+
+
+def _recompute_without_effect(recompute: RecomputeConfig) -> list[str]:
+    defaults, modes = RecomputeConfig(), {"every": ("every_n",), "budget": ("budget",)}
+    said = [
+        f"recompute.{name} has no effect with recompute.mode={recompute.mode}; write recompute={allowed[0]}"
+        for name, allowed in modes.items()
+        if getattr(recompute, name) != getattr(defaults, name) and recompute.mode not in allowed
+    ]
+    if recompute.modules is not None and recompute.mode == "off":
+        said.append("recompute.modules has no effect with recompute.mode=off; write recompute=full")
     return said

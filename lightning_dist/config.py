@@ -145,8 +145,9 @@ class ParallelConfig:
             ``ddp``, else a small exchange a step, and in ``zero3`` and ``hsdp`` that parameters are gathered all at
             once.
         static_graph: The same parameters take part in every step, in the same order. Only ``ddp``.
-        gradient_as_bucket_view: Gradients are views into the buckets, which saves their size in memory and two copies
-            a step. Set it to false for code that detaches or replaces ``.grad``. Only ``ddp``.
+        gradient_as_bucket_view: Gradients are views into the buckets, which saves two copies a step and, without
+            accumulation, their size in memory. Set it to false for code that detaches or replaces ``.grad``. Only
+            ``ddp``.
         broadcast_buffers: Buffers (BatchNorm statistics) follow rank 0 at each training forward.
         uneven_inputs: What happens when ranks have different numbers of training batches: ``stop`` (all stop at the
             same step, the shortest rank's), ``error`` (a named error on all ranks), ``off`` (not checked; ranks that

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from hydra.core.config_store import ConfigStore
 from omegaconf import AnyNode, DictConfig, OmegaConf
 
-from lightning_dist.config import ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import UnknownOptionError
 from lightning_dist.run_config import (
     AdamWConfig,
@@ -35,6 +35,7 @@ SCHEMAS: dict[str, type] = {
     "parallel": ParallelConfig,
     "sync": SyncConfig,
     "topology": TopologyConfig,
+    "recompute": RecomputeConfig,
     "data_text": TextDataConfig,
     "data_synthetic": SyntheticDataConfig,
     "model_gpt": GPTConfig,

@@ -35,10 +35,12 @@ from lightning_dist.capabilities import without_effect
 from lightning_dist.comm.agreement import Agreement, DelayedVote
 from lightning_dist.config import (
     PARALLEL_PRESETS,
+    RECOMPUTE_PRESETS,
     START_METHODS,
     SYNC_PRESETS,
     TOPOLOGY_PRESETS,
     ParallelConfig,
+    RecomputeConfig,
     SyncConfig,
     TopologyConfig,
     resolve,
@@ -50,6 +52,7 @@ from lightning_dist.gradsync.data_parallel import explain_unused_parameters, spl
 from lightning_dist.launch import RankLauncher
 from lightning_dist.modes import Mode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
+from lightning_dist.parallel.recompute import Recomputation
 from lightning_dist.parent_watch import watch_parent
 from lightning_dist.stopping import StopTogether, detach
 
@@ -66,6 +69,9 @@ class HierDistStrategy(ParallelStrategy):
             :class:`~lightning_dist.config.SyncConfig`.
         topology: Who sits where: ``"auto"``, ``"flat"``, a mapping or a
             :class:`~lightning_dist.config.TopologyConfig`.
+        recompute: Which blocks run again in backward instead of keeping their activations: ``"off"``, ``"full"``,
+            ``"every_n"``, ``"selective"``, a mapping such as ``{"mode": "budget", "budget": "8GB"}`` or a
+            :class:`~lightning_dist.config.RecomputeConfig`.
         accelerator: Set by the Trainer.
         parallel_devices: Set by the Trainer.
         cluster_environment: Who launched the processes; found if not given.
@@ -90,6 +96,7 @@ class HierDistStrategy(ParallelStrategy):
         sync: str | Mapping[str, Any] | SyncConfig = "hierarchical",
         topology: str | Mapping[str, Any] | TopologyConfig = "auto",
         *,
+        recompute: str | Mapping[str, Any] | RecomputeConfig = "off",
         accelerator: pl.accelerators.Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
         cluster_environment: ClusterEnvironment | None = None,
@@ -118,6 +125,8 @@ class HierDistStrategy(ParallelStrategy):
         if timeout is not None:
             self.sync_config = dataclasses.replace(self.sync_config, timeout_s=timeout.total_seconds())
         self.topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
+        recompute = {"mode": recompute} if recompute == "budget" else recompute  # which says what is missing
+        self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
         self.events = EventStream()
         self._forward_redirection = _DDPForwardRedirection()
         self._num_nodes = 1
@@ -127,6 +136,7 @@ class HierDistStrategy(ParallelStrategy):
         self._failed = False
         self._run: build.RunContext | None = None
         self._mode: Mode | None = None
+        self._recomputation: Recomputation | None = None
         self._agreement: Agreement | None = None
         self._stopping: StopTogether | None = None
         watch_parent()
@@ -180,6 +190,11 @@ class HierDistStrategy(ParallelStrategy):
     def run_context(self) -> build.RunContext | None:
         """The cluster, the seam and the store of the present run; ``None`` outside of one."""
         return self._run
+
+    @property
+    def recomputation(self) -> Recomputation | None:
+        """What is recomputed in the present fit; ``None`` for nothing."""
+        return self._recomputation
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -237,6 +252,7 @@ class HierDistStrategy(ParallelStrategy):
         mode = self._mode = self._current_mode()
         if is_fitting:
             self._stop_together(trainer)
+            self._recompute_blocks()
             self.model = mode.wrap(trainer)
             self.setup_optimizers(trainer)
             mode.check_optimizers(self.optimizers)
@@ -270,6 +286,21 @@ class HierDistStrategy(ParallelStrategy):
             self._stopping = StopTogether(DelayedVote(build.open_agreement(self._run)), self._run.collectives.where)
             self._stopping.attach(trainer)
 
+    def _recompute_blocks(self) -> None:
+        assert self._run is not None
+        assert self.lightning_module is not None
+        self._recomputation = build.open_recomputation(self._run, self.lightning_module, self.recompute_config)
+        if self._recomputation is not None:
+            self._recomputation.attach()
+            rank_zero_info(self._recomputation.describe())
+
+    def _settle_recomputation(self) -> None:
+        """After a backward: the first one has measured what a budget is to be compared with."""
+        if self._recomputation is not None and self._recomputation.settle() is not None:
+            rank_zero_info(self._recomputation.describe())
+            if self._recomputation.shortfall is not None:
+                rank_zero_warn(self._recomputation.shortfall)
+
     def _announce(self, text: str) -> None:
         """Say once which way things go, and what was set but does nothing here."""
         assert self._run is not None
@@ -278,6 +309,7 @@ class HierDistStrategy(ParallelStrategy):
             self.sync_config,
             self.topology_config,
             self.parallel_config,
+            self.recompute_config,
             num_hosts=self._run.cluster.num_hosts,
             device_type=self.root_device.type,
         ):
@@ -317,6 +349,8 @@ class HierDistStrategy(ParallelStrategy):
         """Let the mode know."""
         if self._mode is not None:
             self._mode.after_backward()
+        with self._named_failures("backward"):
+            self._settle_recomputation()
 
     @contextlib.contextmanager
     def block_backward_sync(self) -> Generator[None, None, None]:
@@ -451,6 +485,9 @@ class HierDistStrategy(ParallelStrategy):
         """Unwrap the model, end lanes and groups. Safe to call twice."""
         stays = self._mode is not None and self._mode.outlives_call and not self._failed
         try:
+            if self._recomputation is not None:
+                self._recomputation.release()
+                self._recomputation = None
             if not stays:
                 self._unwrap_model()
             if self._layer_sync_applied and self._layer_sync is not None and self.model is not None:

@@ -13,11 +13,12 @@ PACKAGE = ROOT / "lightning_dist"
 
 BASE = ("errors", "config", "run_config", "events", "laws", "capabilities")
 # Pure by contract (DESIGN: plain values only); `topology.discover` and `topology.probe` talk to the world.
-PURE = ("topology.spec", "topology.layout")
+PURE = ("topology.spec", "topology.layout", "planning.memory_cost", "planning.activation_cost")
 
 
 def _exists(module: str) -> bool:
-    return (PACKAGE / f"{module.replace('.', '/')}.py").exists()
+    path = PACKAGE / module.replace(".", "/")
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
 def test_imports_go_one_way() -> None:
@@ -35,9 +36,10 @@ def test_base_is_imported_without_torch(module: str) -> None:
 import sys, types
 for blocked in ("torch", "lightning", "numpy"):
     sys.modules[blocked] = None  # importing it raises
-for name, path in (("lightning_dist", {str(PACKAGE)!r}), ("lightning_dist.topology", {str(PACKAGE / "topology")!r})):
+for part in ("", ".topology", ".planning"):
+    name = f"lightning_dist{{part}}"
     parent = types.ModuleType(name)
-    parent.__path__ = [path]
+    parent.__path__ = [{str(PACKAGE)!r} + part.replace(".", "/")]
     sys.modules[name] = parent
 import lightning_dist.{module}
 """

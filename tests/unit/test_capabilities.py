@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from lightning_dist.capabilities import without_effect
-from lightning_dist.config import PARALLEL_MODES, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import (
+    PARALLEL_MODES,
+    ParallelConfig,
+    ProbeConfig,
+    RecomputeConfig,
+    SyncConfig,
+    TopologyConfig,
+)
 
 SWITCHES = {"x": ["a"], "y": ["b"]}
 
@@ -26,7 +33,12 @@ def test_a_setting_without_effect_is_named(
     sync: dict[str, Any], topology: dict[str, Any], num_hosts: int, device: str, named: str
 ) -> None:
     (said,) = without_effect(
-        SyncConfig(**sync), TopologyConfig(**topology), ParallelConfig(), num_hosts=num_hosts, device_type=device
+        SyncConfig(**sync),
+        TopologyConfig(**topology),
+        ParallelConfig(),
+        RecomputeConfig(),
+        num_hosts=num_hosts,
+        device_type=device,
     )
     assert said.startswith(named)
     assert "no effect" in said
@@ -44,7 +56,7 @@ def test_a_setting_without_effect_is_named(
     ],
 )
 def test_what_works_is_not_warned_of(sync: dict[str, Any], topology: dict[str, Any], num_hosts: int) -> None:
-    configs = SyncConfig(**sync), TopologyConfig(**topology), ParallelConfig()
+    configs = SyncConfig(**sync), TopologyConfig(**topology), ParallelConfig(), RecomputeConfig()
     assert without_effect(*configs, num_hosts=num_hosts, device_type="cpu") == ()
 
 
@@ -60,12 +72,28 @@ def test_what_works_is_not_warned_of(sync: dict[str, Any], topology: dict[str, A
     ],
 )
 def test_options_of_another_mode_are_named(parallel: dict[str, Any], device: str, named: str) -> None:
-    configs = SyncConfig(), TopologyConfig(), ParallelConfig(**parallel)
+    configs = SyncConfig(), TopologyConfig(), ParallelConfig(**parallel), RecomputeConfig()
     (said,) = without_effect(*configs, num_hosts=2, device_type=device)
     assert said.startswith(named)
 
 
 @pytest.mark.parametrize("mode", PARALLEL_MODES)
 def test_no_mode_is_warned_of_at_its_defaults(mode: str) -> None:
-    configs = SyncConfig(), TopologyConfig(), ParallelConfig(mode=mode)
+    configs = SyncConfig(), TopologyConfig(), ParallelConfig(mode=mode), RecomputeConfig()
     assert without_effect(*configs, num_hosts=2, device_type="cuda") == ()
+
+
+@pytest.mark.parametrize(
+    ("recompute", "named"),
+    [
+        (
+            {"mode": "full", "every": 3},
+            "recompute.every has no effect with recompute.mode=full; write recompute=every_n",
+        ),
+        ({"budget": "8GB"}, "recompute.budget has no effect with recompute.mode=off; write recompute=budget"),
+        ({"modules": ["Block"]}, "recompute.modules has no effect with recompute.mode=off; write recompute=full"),
+    ],
+)
+def test_options_of_another_recomputation_are_named(recompute: dict[str, Any], named: str) -> None:
+    configs = SyncConfig(), TopologyConfig(), ParallelConfig(), RecomputeConfig(**recompute)
+    assert without_effect(*configs, num_hosts=2, device_type="cpu") == (named,)

@@ -14,19 +14,21 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from lightning_dist import config, config_store, run_config
-from lightning_dist.config import ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import CombinationError, ConfigError, UnknownOptionError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.rglob("*.yaml")) if path.parent != CONF]
 NEEDS = {  # what an option cannot do without
     ("model", "mlp"): ["data=synthetic"],
+    ("recompute", "budget"): ["recompute.budget=8GB"],
     ("topology", "three_tier"): ["topology.switches={rack1: [a, b], rack2: [c, d]}"],
 }
 PRESETS: dict[str, tuple[type, dict[str, Any]]] = {
     "parallel": (ParallelConfig, config.PARALLEL_PRESETS),
     "sync": (SyncConfig, config.SYNC_PRESETS),
     "topology": (TopologyConfig, config.TOPOLOGY_PRESETS),
+    "recompute": (RecomputeConfig, config.RECOMPUTE_PRESETS),
 }
 
 
@@ -64,7 +66,8 @@ def test_preset_and_yaml_are_the_same(group: str, name: str) -> None:
 @pytest.mark.parametrize("group", PRESETS)
 def test_presets_are_the_options_of_the_group(group: str) -> None:
     names = {option for of, option in OPTIONS if of == group}
-    assert set(PRESETS[group][1]) == names - {"three_tier"}  # which is nothing without the user's switches
+    without_values = {option for of, option in NEEDS if of == group}
+    assert set(PRESETS[group][1]) == names - without_values
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,7 @@ def test_presets_are_the_options_of_the_group(group: str) -> None:
         ("checkpoint", run_config.CHECKPOINT_MODES),
         ("topology", config.TIER_CHOICES),
         ("parallel", config.PARALLEL_MODES),
+        ("recompute", config.RECOMPUTE_MODES),
     ],
 )
 def test_each_kind_has_its_file(group: str, options: tuple[str, ...]) -> None:
@@ -232,7 +236,7 @@ def test_combinations_are_refused() -> None:
         ("+sync.chunk=1", "the options of sync are"),
         ("topology.probe.enable=1", "the options of topology.probe are: enabled, budget_s"),
         ("model.heads=1", "n_head.*n_hidden"),
-        ("recompute=full", "recompute is unknown; the options of the run are: name, seed"),
+        ("monitor=full", "monitor is unknown; the options of the run are: name, seed"),
     ],
 )
 def test_unknown_names_on_the_command_line_are_listed(argument: str, message: str) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from examples.model import GPT, Block
 from lightning_dist import laws
 from lightning_dist.errors import ConfigError, UnknownOptionError
+from lightning_dist.parallel.recompute import keep_expensive
 from lightning_dist.planning.activation_cost import Activations, GPTShape, gpt_activations
 from lightning_dist.run_config import GPTConfig
 
@@ -53,6 +55,19 @@ def block_bytes(precision: str, dropout: float = 0.0) -> int:
         return kept_bytes(block, lambda: block(inputs))
 
 
+def tensors_in(kept: Any) -> Iterator[torch.Tensor]:
+    """All tensors in what a selective checkpoint has stored, whatever they are wrapped in."""
+    if isinstance(kept, torch.Tensor):
+        yield kept
+    elif isinstance(kept, Mapping):
+        yield from tensors_in(list(kept.values()))
+    elif isinstance(kept, list | tuple):
+        for part in kept:
+            yield from tensors_in(part)
+    elif hasattr(kept, "val"):
+        yield from tensors_in(kept.val)
+
+
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_block_keeps_what_autograd_keeps(precision: str) -> None:
     assert block_bytes(precision) == gpt_activations(SHAPE, precision=precision).per_block
@@ -65,6 +80,23 @@ def test_in_16_bit_norms_keep_16_bit_statistics_on_cpu() -> None:
 def test_dropout_on_cpu_keeps_wide_masks_and_scores() -> None:
     counted = gpt_activations(SHAPE, dropout_mask_bytes=4, keeps_scores=True)
     assert block_bytes("32-true", dropout=0.1) == counted.per_block
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_selective_recomputation_keeps_what_torch_keeps(precision: str) -> None:
+    inputs = torch.randn(SHAPE.batch, SHAPE.sequence, SHAPE.width, requires_grad=True)
+    contexts: list[Any] = []
+
+    def make_contexts() -> Any:
+        contexts.extend(create_selective_checkpoint_contexts(keep_expensive))
+        return contexts
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        result = checkpoint(Block(CONFIG), inputs, use_reentrant=False, context_fn=make_contexts)
+    assert result.shape == inputs.shape
+    kept = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors_in(contexts[0].storage)}
+    counted = gpt_activations(SHAPE, precision=precision, recompute="selective").per_block
+    assert sum(map(len, kept.values())) + 4 * inputs.numel() == counted
 
 
 def test_the_rest_of_a_gpt_is_its_last_norm_and_its_loss() -> None:

@@ -1,0 +1,33 @@
+"""The options of a whole training run around the strategy: model, data, optimizer, trainer, checkpoint.
+
+:mod:`lightning_dist.config` holds the options of the library itself; these are the schema of the other Hydra groups in
+``conf/``, which the examples use and an application may. Plain frozen dataclasses like those: no torch, no hydra, and a
+bad value is refused before any process starts.
+"""
+
+from lightning_dist.run_config.checkpoint import CHECKPOINT_MODES, CheckpointConfig
+from lightning_dist.run_config.data import DATA_KINDS, SyntheticDataConfig, TextDataConfig
+from lightning_dist.run_config.model import MODEL_KINDS, GPTConfig, MLPConfig
+from lightning_dist.run_config.optimizer import OPTIMIZER_KINDS, SCHEDULES, AdamWConfig, SGDConfig
+from lightning_dist.run_config.run import RunConfig
+from lightning_dist.run_config.trainer import ACCELERATORS, CLIP_ALGORITHMS, PRECISIONS, TrainerConfig
+
+__all__ = [
+    "ACCELERATORS",
+    "CHECKPOINT_MODES",
+    "CLIP_ALGORITHMS",
+    "DATA_KINDS",
+    "MODEL_KINDS",
+    "OPTIMIZER_KINDS",
+    "PRECISIONS",
+    "SCHEDULES",
+    "AdamWConfig",
+    "CheckpointConfig",
+    "GPTConfig",
+    "MLPConfig",
+    "RunConfig",
+    "SGDConfig",
+    "SyntheticDataConfig",
+    "TextDataConfig",
+    "TrainerConfig",
+]
