@@ -74,17 +74,24 @@ class RunContext:
         except (CollectiveError, StopIteration):
             raise
         except Exception as error:
-            if isinstance(error, RuntimeError) and self.collectives.failure is not None:
-                raise self.collectives.failure from error
-            try:
-                with self.collectives.opening(what, self.world):  # names it if it is one between ranks
+            if isinstance(error, RuntimeError):  # as backends raise; an OSError here is of the user's files or sockets
+                if self.collectives.failure is not None:
+                    raise self.collectives.failure from error
+                try:
+                    with self.collectives.opening(what, self.world):  # names it if it is one between ranks
+                        raise
+                except CollectiveError:
                     raise
-            except CollectiveError:
-                raise
-            except Exception:
-                # At once: callbacks that save on an exception wait for the other ranks before on_exception is called.
-                self.leave_word(error)
-                raise
+                except RuntimeError:
+                    pass
+            # At once: callbacks that save on an exception wait for the other ranks before on_exception is called.
+            self.leave_word(error)
+            raise
+
+    @property
+    def failure(self) -> str | None:
+        """What has failed on this rank, so that nothing more is to be asked of the others; ``None``: nothing."""
+        return str(self.collectives.failure or self.testimony.statement or "") or None
 
     def leave_word(self, error: BaseException) -> None:
         """Let the others know that this rank ends by an error of its own."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.testimony import Activity, Testimony
+from lightning_dist.comm.testimony import LOOK_UP_S, Activity, Testimony
 from lightning_dist.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.events import EventStream
 
@@ -32,7 +32,6 @@ plan says."""
 # Words of the backends and of torch's own waits, and no others: a user's error may speak of a peer or a connection too.
 _BETWEEN_RANKS = ("gloo", "nccl", "operation timed out", "wait timeout")
 _SHOWN_PEERS = 8
-_LOOK_UP_S = 0.5  # how often a long wait looks for an alarm
 _STILL_WAITING = "Operation timed out!"  # what c10d's Work.wait says when it returned and the work goes on
 
 
@@ -265,6 +264,10 @@ class Collectives:
             work = dist.all_gather_into_tensor(output, tensor, group=group.process_group, async_op=True)
         return Pending(self, [work], "all_gather", group, _size_bytes(output))
 
+    def alarm(self, waited_s: float) -> str | None:
+        """Why who has waited for ``waited_s`` seconds should give up, or ``None``; to be asked each ``LOOK_UP_S``."""
+        return self.testimony.alarm(waited_s) if self.testimony is not None else None
+
     def wait_watchfully(self, work: Work) -> None:
         """Wait until the deadline or the testimony's alarm: whom a dead rank leaves behind need not wait it out."""
         start_s = time.monotonic()
@@ -272,12 +275,12 @@ class Collectives:
             waited_s = time.monotonic() - start_s
             left_s = self.timeout_s - waited_s
             try:
-                work.wait(datetime.timedelta(seconds=max(0.001, min(left_s, _LOOK_UP_S))))
+                work.wait(datetime.timedelta(seconds=max(0.001, min(left_s, LOOK_UP_S))))
                 return
             except RuntimeError as error:
-                if _STILL_WAITING not in str(error) or left_s <= _LOOK_UP_S:
+                if _STILL_WAITING not in str(error) or left_s <= LOOK_UP_S:
                     raise
-                alarm = self.testimony.alarm(waited_s) if self.testimony is not None else None
+                alarm = self.alarm(waited_s)
                 if alarm is not None:
                     raise PeerLostError(f"waited {waited_s:.1f} s, then gave up: {alarm}") from error
 

@@ -366,6 +366,7 @@ def _open_shared_leg(
         window_bytes=slots * opening.slot_bytes,
         channels=SharedMemoryLeg.CHANNELS,
         describe=lambda position: collectives.where(members[position]),
+        alarm=collectives.alarm,
         timeout_s=opening.config.timeout_s,
         setup_timeout_s=opening.config.timeout_s,
     )

@@ -6,9 +6,9 @@ able to connect is the proof that two ranks share memory: in different container
 they cannot.
 
 The same sockets carry the signals. Waiting for one blocks in the kernel (no polling: with more ranks than cores, a rank
-that spins takes the core its peer needs), has a deadline, and ends at once when the peer dies, because its socket
-closes. A rank that fails says why before it closes, so that its peers name the rank that failed first and not the one
-that told them.
+that spins takes the core its peer needs), has a deadline, looks up each half second for an alarm, and ends at once
+when the peer dies, because its socket closes. A rank that fails says why before it closes, so that its peers name the
+rank that failed first and not the one that told them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lightning_dist.comm.testimony import LOOK_UP_S
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 _SIGNAL = struct.Struct("<QQ")  # sequence number, fingerprint of the operation
 _ABORT = (1 << 64) - 1
 _HELLO = struct.Struct("<16sII")  # the group's secret, index of the caller, channel
 _MAX_MESSAGE = 2048
+
+Alarm = Callable[[float], "str | None"]
 
 
 class UnsharedMemoryError(RuntimeError):
@@ -50,6 +53,7 @@ class HostMemory:
         sockets: ``sockets[channel][member]``; ``None`` in this rank's own place.
         index: This rank's position among the members.
         describe: Turns a member's position into ``rank 3 (host b)``.
+        alarm: Given the seconds waited, says why to give up, or ``None``.
         timeout_s: Deadline of each wait, in seconds.
     """
 
@@ -60,6 +64,7 @@ class HostMemory:
         *,
         index: int,
         describe: Callable[[int], str],
+        alarm: Alarm,
         timeout_s: float,
     ) -> None:
         self.windows = tuple(windows)
@@ -68,11 +73,12 @@ class HostMemory:
         self.timeout_s = timeout_s
         self._sockets = sockets
         self._describe = describe
+        self._alarm = alarm
         self._aborted: str | None = None
         for channel in sockets:
             for peer in channel:
                 if peer is not None:
-                    _set_deadline(peer, timeout_s)
+                    _set_deadline(peer, min(timeout_s, LOOK_UP_S))
 
     def signal(self, member: int, channel: int, sequence: int, fingerprint: int, *, may_be_gone: bool = False) -> None:
         """Tell a member that step ``sequence`` of an operation is reached. Does not block.
@@ -96,19 +102,10 @@ class HostMemory:
 
         Raises:
             CollectiveTimeoutError: It did not come within the deadline.
-            PeerLostError: The member died, or failed and said why.
+            PeerLostError: The member died, or failed and said why, or there was an alarm.
             CollectiveMismatchError: The member is at another operation.
         """
-        peer = self._socket(channel, member)
-        try:
-            message = _receive(peer)
-        except BlockingIOError as error:
-            raise CollectiveTimeoutError(
-                f"{self._describe(self.index)} waited {self.timeout_s:g} s (sync.timeout_s) for "
-                f"{self._describe(member)} in shared memory; it is stuck, stopped, or in another operation"
-            ) from error
-        except OSError as error:
-            raise self._lost(member, error) from error
+        message = self._receive_watchfully(self._socket(channel, member), member)
         if not message:
             raise self._lost(member, None)
         got_sequence, got_fingerprint = _SIGNAL.unpack_from(message)
@@ -120,6 +117,27 @@ class HostMemory:
                 f"{self._describe(self.index)} at operation {sequence} of {fingerprint & 0xFFFFFFFF}: the ranks' "
                 "models or their order of gradients differ"
             )
+
+    def _receive_watchfully(self, peer: socket.socket, member: int) -> bytes:
+        start_s = time.monotonic()
+        while True:
+            try:
+                return _receive(peer)
+            except BlockingIOError as error:  # the socket's own deadline
+                waited_s = time.monotonic() - start_s
+                if waited_s >= self.timeout_s:
+                    raise CollectiveTimeoutError(
+                        f"{self._describe(self.index)} waited {self.timeout_s:g} s (sync.timeout_s) for "
+                        f"{self._describe(member)} in shared memory; it is stuck, stopped, or in another operation"
+                    ) from error
+                alarm = self._alarm(waited_s)
+                if alarm is not None:
+                    raise PeerLostError(
+                        f"{self._describe(self.index)} waited {waited_s:.1f} s for {self._describe(member)} in shared "
+                        f"memory, then gave up: {alarm}"
+                    ) from error
+            except OSError as error:
+                raise self._lost(member, error) from error
 
     def abort(self, reason: str) -> None:
         """Tell all members why this rank gives up, and free whoever waits in this process. Safe to call twice."""
@@ -167,6 +185,7 @@ def open_host_memory(
     window_bytes: int,
     channels: int,
     describe: Callable[[int], str],
+    alarm: Alarm,
     timeout_s: float,
     setup_timeout_s: float = 60.0,
 ) -> HostMemory | None:
@@ -183,6 +202,7 @@ def open_host_memory(
         window_bytes: Size of each member's window.
         channels: Number of independent channels of signals.
         describe: Turns a member's position into words.
+        alarm: Given the seconds waited, says why to give up, or ``None``.
         timeout_s: Deadline of later waits, in seconds.
         setup_timeout_s: Deadline of the handshake, in seconds.
 
@@ -199,6 +219,7 @@ def open_host_memory(
             window_bytes=window_bytes,
             channels=channels,
             describe=describe,
+            alarm=alarm,
             timeout_s=timeout_s,
             setup_timeout_s=setup_timeout_s,
         )
@@ -222,6 +243,7 @@ def _connect(
     window_bytes: int,
     channels: int,
     describe: Callable[[int], str],
+    alarm: Alarm,
     timeout_s: float,
     setup_timeout_s: float,
 ) -> HostMemory:
@@ -269,7 +291,7 @@ def _connect(
         on_failure.pop_all()
         listener.close()
         os.close(own_fd)
-        return HostMemory(windows, sockets, index=index, describe=describe, timeout_s=timeout_s)
+        return HostMemory(windows, sockets, index=index, describe=describe, alarm=alarm, timeout_s=timeout_s)
 
 
 def _make_window(size_bytes: int) -> int:

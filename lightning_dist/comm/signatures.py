@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.testimony import LOOK_UP_S
 from lightning_dist.errors import CollectiveMismatchError, PeerLostError
-
-_LOOK_UP_S = 0.5  # how often a long wait looks for an alarm
 
 
 def amount_of(tensor: torch.Tensor) -> str:
@@ -92,12 +91,12 @@ class SignatureCheck:
             waited_s = time.monotonic() - start_s
             left_s = collectives.timeout_s - waited_s
             try:
-                self._store.wait([key], datetime.timedelta(seconds=max(0.001, min(left_s, _LOOK_UP_S))))
+                self._store.wait([key], datetime.timedelta(seconds=max(0.001, min(left_s, LOOK_UP_S))))
                 return
             except dist.DistStoreError as error:
-                if left_s <= _LOOK_UP_S:
+                if left_s <= LOOK_UP_S:
                     raise
-                alarm = collectives.testimony.alarm(waited_s) if collectives.testimony is not None else None
+                alarm = collectives.alarm(waited_s)
                 if alarm is not None:
                     raise PeerLostError(
                         f"waited {waited_s:.1f} s for rank {self._first}, then gave up: {alarm}"

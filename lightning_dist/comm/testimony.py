@@ -21,6 +21,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+LOOK_UP_S = 0.5
+"""How often a long wait asks for an alarm, in seconds."""
+
 _FOREVER = timedelta(days=365)
 _POLL_S = 0.05
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
@@ -87,6 +90,7 @@ class Testimony:
         self._holder = holder
         self._grace_s = grace_s
         self._lock = threading.Lock()
+        self._statement: str | None = None
         self._posted: bool | None = None  # whether the store took it
         self._verdict: str | None = None
         self._heard = _Heard()
@@ -124,6 +128,11 @@ class Testimony:
                 self._verdict = self._judge(statement, where)
             return self._verdict
 
+    @property
+    def statement(self) -> str | None:
+        """The word this rank has left, if any."""
+        return self._statement
+
     def alarm(self, waited_s: float) -> str | None:
         """Why who has waited for ``waited_s`` seconds should give up, or ``None``. Cheap, needs no store.
 
@@ -141,6 +150,7 @@ class Testimony:
 
     def _post(self, statement: str, own_fault: bool) -> bool:
         if self._posted is None:
+            self._statement = statement
             value = json.dumps({"statement": statement[:500], "own_fault": own_fault})
 
             def leave_word_and_ring() -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.errors import CollectiveError
 from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.parallel.materialize import is_on_meta
@@ -128,9 +129,19 @@ class ShardedMode(Mode):
             self._model.end_evaluation()
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Values on rank 0 only."""
+        """Values on rank 0 only.
+
+        Raises:
+            CollectiveError: A rank has failed; so shards cannot be gathered any more.
+        """
         if self._model is None:
             return make()
+        failure = self.setting.run.failure
+        if failure is not None:
+            raise CollectiveError(
+                "a sharded model cannot be gathered for a checkpoint after a failure (a callback that saves on an "
+                f"exception, such as OnExceptionCheckpoint, needs parallel=ddp). The failure was: {failure}"
+            )
         return self._model.state_dict_of(make, keep=self.setting.run.rank == 0)
 
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
-WIDTH, BLOCKS = 256, 8
+WIDTH, BLOCKS, STEPS = 256, 8, 5
 PASSES = {"zero1": 2, "zero2": 2, "zero3": 3, "hpz": 2, "hsdp": 2}
 """How often the model's bytes cross: gathered for the forward (and the backward), and summed."""
 
@@ -46,13 +47,15 @@ class Wide(pl.LightningModule):
 
 
 def count_step(context: RankContext, strategy: dict[str, Any], accumulation: int) -> int:
-    """Bytes this rank's host sends in an optimizer step that is not the first."""
+    """Bytes this rank's host sends in an optimizer step after the first: the least of some steps, since a busy kernel
+    acknowledges more often.
+    """
     module = Wide()
     trainer = trainer_on_pool(
-        context, strategy_of(**strategy), max_steps=3, max_epochs=-1, accumulate_grad_batches=accumulation
+        context, strategy_of(**strategy), max_steps=STEPS, max_epochs=-1, accumulate_grad_batches=accumulation
     )
-    trainer.fit(module, loader_of([torch.ones(2, WIDTH)] * 3 * accumulation))
-    return module.marks[2] - module.marks[1]
+    trainer.fit(module, loader_of([torch.ones(2, WIDTH)] * STEPS * accumulation))
+    return min(after - before for before, after in itertools.pairwise(module.marks[1:]))
 
 
 @pytest.mark.parametrize(

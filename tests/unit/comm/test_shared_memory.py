@@ -21,6 +21,10 @@ from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutErro
 WINDOW_BYTES = 4096
 
 
+def no_alarm(_: float) -> None:
+    return None
+
+
 def open_all(
     size: int,
     *,
@@ -28,6 +32,7 @@ def open_all(
     store_of: Callable[[int, dist.Store], Any] | None = None,
     windows: list[int] | None = None,
     timeout_s: float = 10.0,
+    alarm: Callable[[float], str | None] = no_alarm,
     setup_timeout_s: float = 20.0,
 ) -> list[HostMemory | None]:
     """What each member gets."""
@@ -41,6 +46,7 @@ def open_all(
             window_bytes=windows[index] if windows is not None else WINDOW_BYTES,
             channels=2,
             describe=lambda position: f"rank {10 + position} (host a)",
+            alarm=alarm,
             timeout_s=timeout_s,
             setup_timeout_s=setup_timeout_s,
         )
@@ -213,6 +219,14 @@ def test_strangers_are_not_let_in() -> None:
             assert intruded.result() == b""
 
 
+def test_an_alarm_ends_a_wait_long_before_its_deadline() -> None:
+    with (
+        opened(2, timeout_s=600.0, alarm=lambda waited_s: "another rank reports a failure") as (first, _),
+        pytest.raises(PeerLostError, match=r"waited \S+ s for rank 11 \(host a\) .* another rank reports a failure"),
+    ):
+        first.wait(1, 0, 0, 0)
+
+
 def test_a_member_that_never_comes_is_given_up() -> None:
     with pytest.raises(RuntimeError):
         open_host_memory(
@@ -222,6 +236,7 @@ def test_a_member_that_never_comes_is_given_up() -> None:
             window_bytes=WINDOW_BYTES,
             channels=1,
             describe=str,
+            alarm=no_alarm,
             timeout_s=1.0,
             setup_timeout_s=0.2,
         )
