@@ -126,18 +126,30 @@ class _MemoryWatch(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == self._first:
-            self._process = _status_bytes("VmRSS") - sum(_storage_bytes(trainer, module))
-            Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew: proc(5)
+            self._process = status_bytes("VmRSS") - sum(_storage_bytes(trainer, module))
+            restart_peak()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if batch_idx == self._last:
-            peak = _status_bytes("VmHWM") - self._process
+            peak = status_bytes("VmHWM") - self._process
             self.measured = Measured(*_storage_bytes(trainer, module), peak, self._process)
 
 
-def _status_bytes(name: str) -> int:
+def restart_peak() -> None:
+    """``VmHWM`` starts anew; see proc(5)."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def free_at_once() -> None:
+    """What is freed leaves the resident set: the C library maps each larger piece by itself."""
+    m_mmap_threshold = -3  # malloc.h
+    ctypes.CDLL(None).mallopt(m_mmap_threshold, 1 << 16)
+
+
+def status_bytes(name: str) -> int:
+    """A size in ``/proc/self/status``."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -172,8 +184,7 @@ def measure(context: RankContext, mode: str, model: str, precision: str, micro_b
         micro_batches: Of one step.
     """
     torch.set_num_threads(1)
-    m_mmap_threshold = -3  # malloc.h; so that what is freed leaves the resident set
-    ctypes.CDLL(None).mallopt(m_mmap_threshold, 1 << 16)
+    free_at_once()
     subject, watch = SUBJECTS[model], _MemoryWatch(micro_batches)
     trainer = trainer_on_pool(
         context,
