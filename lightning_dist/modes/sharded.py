@@ -85,6 +85,11 @@ class ShardedMode(Mode):
         if self._model is not None:
             self._model.check_optimizers(optimizers)
 
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Its end is the end of the backward of this loss."""
+        if self._model is not None:
+            self._model.reduction.before_backward(loss)
+
     def after_backward(self) -> None:
         """Sum what is not yet summed."""
         if self._model is not None:

@@ -86,7 +86,8 @@ class Sharded(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; in training, buffers are brought to rank 0's state first."""
-        if torch.is_grad_enabled() and self.module.training:
+        self.reduction.in_step = torch.is_grad_enabled() and self.module.training
+        if self.reduction.in_step:
             if self._buffers_due:
                 self.sync_buffers()
             self._buffers_due = not self._in_window
@@ -96,7 +97,10 @@ class Sharded(nn.Module):
         ahead = (self._policy.keeps_parameters and not self.by_child) or self._is_whole
         if ahead:
             self._gather_ahead()
-        outputs = self.module(*args, **kwargs)
+        try:
+            outputs = self.module(*args, **kwargs)
+        finally:
+            self.reduction.in_step = False
         if ahead:  # also what this rank did not use: in the next forward all ranks must gather the same again
             for group in self._groups:
                 group.wait_for_unshard()
@@ -151,6 +155,7 @@ class Sharded(nn.Module):
     def end_evaluation(self) -> None:
         """After them: nothing stays gathered, since whoever changes weights changes the shards."""
         self._is_whole = False
+        self.reduction.forget()
         while self._resharding:
             group, info = self._resharding.pop()
             group.post_forward_mesh_info = info
@@ -158,6 +163,7 @@ class Sharded(nn.Module):
 
     def let_go(self) -> None:
         """Let all gathered parameters go, also what was gathered ahead and not used."""
+        self.reduction.forget()
         for group in self._groups:
             group.wait_for_unshard()
             group.reshard()

@@ -240,7 +240,7 @@ def _connect(
     initialise(sharded)
     groups = groups_of(sharded)
     reduction = GradientReduction(
-        groups,
+        sharded,
         scatter=links.scatter,
         across=links.across,
         replicated=ReplicatedGradients(kept_whole, collectives=links.collectives, group=links.world),

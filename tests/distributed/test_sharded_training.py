@@ -207,26 +207,6 @@ def test_any_order_in_one_process(ranks: RankPool, mode: str) -> None:
         torch.testing.assert_close(result["alone"], expected["alone"], rtol=0, atol=1e-6)
 
 
-class Penalised(ByHand):
-    """Its loss holds a gradient of another loss."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        x = batch[0].clone().requires_grad_()
-        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
-        self.manual_backward(mse(self.net, batch) + slope.pow(2).mean())
-        self.optimizers().step()
-
-
-class TwoBackwards(ByHand):
-    """Two losses of one graph."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-        outputs = self.net(batch[0]) + self.net(batch[0] * 2)
-        self.manual_backward(outputs.mean(), retain_graph=True)
-        self.manual_backward(outputs.pow(2).mean())
-        self.optimizers().step()
-
-
 class EarlyOptimizer(OddModule):
     """Lists its parameters before they are sharded."""
 
@@ -253,31 +233,6 @@ def error_of(context: RankContext, strategy: dict[str, Any], kind: type[pl.Light
 def test_parameters_listed_before_the_sharding_are_refused(ranks: RankPool, mode: str) -> None:
     for said in ranks.run(error_of, layout=TWO, args=(MODES[mode], EarlyOptimizer), fresh=True):
         assert "net.0.weight (and 5 more) as it was before" in said
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_two_backward_passes_over_one_graph_are_not_wrong_in_silence(ranks: RankPool, mode: str) -> None:
-    for said in ranks.run(error_of, layout=TWO, args=(MODES[mode], TwoBackwards), fresh=True):
-        assert "Error: " in said
-        assert "nan" not in said
-
-
-def penalise(context: RankContext, strategy: dict[str, Any]) -> str:
-    """What is said of it."""
-    trainer = trainer_on_pool(context, strategy_of(**strategy))
-    try:
-        trainer.fit(Penalised(), loader_of(make_batches(context.world_size, BATCHES)[context.rank]))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_gradients_that_would_be_lost_are_an_error(ranks: RankPool, mode: str) -> None:
-    parallel = MODES[mode]["parallel"]
-    config = {**({"mode": parallel} if isinstance(parallel, str) else parallel), "find_unused_parameters": True}
-    for said in ranks.run(penalise, layout=TWO, args=({"parallel": config},), fresh=True):
-        assert said, "FSDP2 finds freed memory, or a gradient comes late; never a wrong number in silence"
 
 
 class TorchClips(CaseModule):
