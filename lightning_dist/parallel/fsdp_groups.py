@@ -62,6 +62,11 @@ def trained(group: ParamGroup) -> list[ShardedParam]:
     return [param for param in group.fsdp_params if param.sharded_param.requires_grad]
 
 
+def in_backward() -> bool:
+    """Whether a backward goes on, so that a forward is one that recomputes."""
+    return bool(is_bw())
+
+
 def initialise(root: nn.Module) -> None:
     """Do what FSDP2 puts off to the first forward, without communication.
 
@@ -93,6 +98,12 @@ def end_backward(root: nn.Module) -> None:
         if state._is_root and any(_was_reached(inner) for inner in state._state_ctx.all_states):
             state._root_post_backward_final_callback()
             state._state_ctx.post_backward_final_callback_queued = True
+
+
+def shows_shards(group: ParamGroup) -> bool:
+    """Whether modules have the group's shards as parameters."""
+    infos = [(param._module_info, param.sharded_param) for param in group.fsdp_params]
+    return all(info.module._parameters[info.param_name] is shard for info, shard in infos)
 
 
 def end_inner_backward(root: nn.Module, *, reshard: bool) -> None:
@@ -156,8 +167,8 @@ class GroupWatch:
     Args:
         group: Whose calls are watched.
         keeps_parameters: Whether parameters stay gathered until the last of several backward passes.
-        in_step: Whether a training step goes on: its forwards without gradients may be those of a reentrant checkpoint,
-            which a backward will come to.
+        in_step: Whether a training step goes on, to whose forwards a backward will come; also to those without
+            gradients, if they are those of a reentrant checkpoint.
         on_backward: Called when a backward comes to the group; whether it is one that sums gradients.
     """
 
@@ -217,7 +228,7 @@ class GroupWatch:
         return self._forced or (not self._held and 0 < self._forwards <= self._backwards)
 
     def _pre_forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._forwards += (torch.is_grad_enabled() or self._in_step()) and not is_bw()
+        self._forwards += self._in_step() and not in_backward()
         if self.group.is_unsharded:  # FSDP2 passes on who wants gradients only when it gathers
             for param in self.group.fsdp_params:
                 param._unsharded_param.requires_grad_(param.sharded_param.requires_grad)

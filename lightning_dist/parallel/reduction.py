@@ -243,8 +243,8 @@ class GradientReduction:
                 param.sharded_param.grad = None
         if late := [name_of(param) for param in params if has_gradient(param)]:
             raise LateGradientError(
-                f"gradients of {some_of(late)} arrived after those of their module were complete: it is used outside of "
-                "its forward. Sharded modules do not take that: write parallel=ddp"
+                f"gradients of {some_of(late)} arrived after those of their module were complete: it is used outside "
+                "of its forward. Sharded modules do not take that: write parallel=ddp"
             )
         if self._vote is None:
             names = [*map(name_of, params), *self._replicated.names()]

@@ -14,6 +14,7 @@ from torch import nn
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gathered, show_shards
 from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
+from lightning_dist.parallel.outside_calls import OutsideCalls
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.unsharding import unshard_for_good
 
@@ -73,6 +74,7 @@ class Sharded(nn.Module):
         self.reduction: GradientReduction
         self.full: FullTensors
         self._hooks: StateDictHooks
+        self._outside: OutsideCalls
 
     def complete(
         self, *, reduction: GradientReduction, full: FullTensors, originals: Mapping[str, nn.Parameter]
@@ -82,6 +84,7 @@ class Sharded(nn.Module):
         self.full = full
         self._originals = dict(originals)
         self._hooks = StateDictHooks(self.module, full)
+        self._outside = OutsideCalls(self)
         self._groups = groups_of(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,10 +100,11 @@ class Sharded(nn.Module):
         ahead = (self._policy.keeps_parameters and not self.by_child) or self._is_whole
         if ahead:
             self._gather_ahead()
+        self._outside.is_step = True
         try:
             outputs = self.module(*args, **kwargs)
         finally:
-            self.reduction.in_step = False
+            self._outside.is_step = self.reduction.in_step = False
         if ahead:  # also what this rank did not use: in the next forward all ranks must gather the same again
             for group in self._groups:
                 group.wait_for_unshard()
@@ -233,6 +237,7 @@ class Sharded(nn.Module):
         """
         self.reduction.release()
         self._hooks.release()
+        self._outside.release()
         if whole:
             self.let_go()
             unshard_for_good(self, self.full, self._originals)
