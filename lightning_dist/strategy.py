@@ -457,6 +457,10 @@ class HierDistStrategy(ParallelStrategy):
                 self.model = self._layer_sync.revert(self.model)
             self._layer_sync_applied = False
             super().teardown()
+        except Exception as error:
+            if not self._failed:
+                raise
+            rank_zero_warn(f"after the failure, teardown failed too: {type(error).__name__}: {error}")
         finally:
             if not stays:
                 self._close_run()

@@ -16,7 +16,7 @@ from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gath
 from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
 from lightning_dist.parallel.outside_calls import OutsideCalls
 from lightning_dist.parallel.reduction import GradientReduction
-from lightning_dist.parallel.unsharding import unshard_for_good
+from lightning_dist.parallel.unsharding import unshard_for_good, unshard_without_values
 
 _BROADCAST_BYTES = 250 << 20  # as DDP's
 
@@ -233,7 +233,7 @@ class Sharded(nn.Module):
         """Undo the sharding, so that the module is what it was, with the trained values; collective if ``whole``.
 
         Args:
-            whole: Gather the parameters; else the module keeps its shards and is of no further use.
+            whole: Gather the parameters; else they are lost, and the module says so.
         """
         self.reduction.release()
         self._hooks.release()
@@ -241,6 +241,8 @@ class Sharded(nn.Module):
         if whole:
             self.let_go()
             unshard_for_good(self, self.full, self._originals)
+        else:
+            unshard_without_values(self, self._originals)
 
 
 def _default_group() -> dist.ProcessGroup:

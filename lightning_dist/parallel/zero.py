@@ -30,10 +30,12 @@ from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
 from lightning_dist.parallel.fsdp_groups import groups_of, initialise
 from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
+from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.replicated import ReplicatedGradients
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
+from lightning_dist.parallel.unsharding import undo_sharding
 
 POLICIES: dict[str, ShardPolicy] = {
     "zero1": ShardPolicy(keeps_parameters=True, sums_each_micro_step=False),
@@ -118,7 +120,10 @@ def shard(
     Raises:
         ConfigError: A name of ``parallel.shard_modules`` matches nothing, or a module on the meta device cannot make
             its values.
+        LostWeightsError: A fit of the module has failed.
     """
+    if has_lost_weights(module):
+        raise_lost(type(module).__name__)
     if any(isinstance(inner, FSDPModule) for inner in module.modules()):
         raise ConfigError(
             "the model is sharded already, by another Trainer's strategy or by fully_shard in your code; give the "
@@ -141,7 +146,11 @@ def shard(
     if by_child:
         kept_whole |= {f"module.{name}": p for name, p in module.named_parameters(recurse=False)}
     rest = [child for child in module.children() if child not in blocks] if by_child else [sharded]
-    _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
+    try:
+        _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
+    except BaseException:
+        undo_sharding(sharded, originals)
+        raise
     for name, parameter in originals.items():
         if name not in kept_whole:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
