@@ -27,6 +27,7 @@ from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import ParallelConfig
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
+from lightning_dist.parallel.children import callable_children, without_owner
 from lightning_dist.parallel.fsdp_groups import groups_of, initialise
 from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
@@ -114,8 +115,9 @@ def shard(
         links: What shards travel over.
         device: Where its parameters are to live.
         seed: Of parameters made on the meta device; the same on all ranks.
-        by_child: Shard each child for itself; parameters of ``module`` itself stay whole. FSDP2 gathers the rest of a
-            module once for its whole forward, so a forward that trains, as manual optimization does, must not have one.
+        by_child: Shard each child for itself; parameters that are not in exactly one of them stay whole. FSDP2 gathers
+            the rest of a module once for its whole forward, so a forward that trains, as manual optimization does, must
+            not have one.
 
     Raises:
         ConfigError: A name of ``parallel.shard_modules`` matches nothing, or a module on the meta device cannot make
@@ -143,9 +145,11 @@ def shard(
     blocks = [block.module for block in survey.blocks]  # those inside others come first
     originals = {} if was_meta else dict(sharded.named_parameters())
     kept_whole = unshardable(sharded)
+    rest: list[nn.Module] = [sharded]
     if by_child:
-        kept_whole |= {f"module.{name}": p for name, p in module.named_parameters(recurse=False)}
-    rest = [child for child in module.children() if child not in blocks] if by_child else [sharded]
+        children = callable_children(module)
+        kept_whole |= without_owner(sharded, children)
+        rest = [child for child in children if child not in blocks]
     try:
         _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
     except BaseException:

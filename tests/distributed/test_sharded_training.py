@@ -114,6 +114,36 @@ def test_manual_optimization_equals_ddp(ranks: RankPool, mode: str, kind: type[p
     check_equal(ranks.run(fit_case, layout=LAYOUTS["2+2"], args=(mode, kind), kwargs={"options": options}))
 
 
+class Containers(ByHand):
+    """Children that cannot be called, with and without parameters; a parameter of two children, and one of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(3, 4), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3))])
+        self.named = nn.ModuleDict({"last": nn.Linear(4, 3), "nested": nn.ModuleList([nn.Linear(3, 3)])})
+        self.losses_of = nn.ModuleDict({"l1": nn.L1Loss()})
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(3))])
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.named["nested"][0].weight  # type: ignore[index]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        hidden = self.tied(self.named["nested"][0](self.net(batch[0]) * self.scales[0]))  # type: ignore[index]
+        outputs = self.named["last"](self.heads[0](hidden)) + self.heads[1](hidden)
+        loss = self.losses_of["l1"](outputs, batch[1])
+        self.losses.append(float(loss.detach()))
+        self.manual_backward(loss)
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return sgd(list(self.parameters()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_containers_under_manual_optimization_equal_ddp(ranks: RankPool, mode: str) -> None:
+    check_equal(ranks.run(fit_case, layout=TWO, args=(mode, Containers)))
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
