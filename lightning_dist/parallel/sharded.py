@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_dist.errors import ConfigError
+from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gathered, show_shards
 from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
 from lightning_dist.parallel.outside_calls import OutsideCalls
@@ -201,9 +201,19 @@ class Sharded(nn.Module):
     def check_optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Refuse optimizers of parameters as they were before the sharding: they would step nothing.
 
+        And those that look at whole matrices.
+
         Raises:
             ConfigError: An optimizer holds some.
+            CombinationError: An optimizer cannot step shards.
         """
+        optimizers = list(optimizers)
+        for optimizer in optimizers:
+            if any(base.__name__ == "Adafactor" for base in type(optimizer).__mro__):
+                raise CombinationError(
+                    "Adafactor takes means over rows and columns of whole matrices, which torch does not do on shards: "
+                    "write parallel=ddp, or torch.optim.AdamW"
+                )
         names = {id(p): name.removeprefix("module.") for name, p in self._originals.items()}
         present = {id(p) for p in self.module.parameters()}
         held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from lightning_dist.comm.agreement import Agreement
@@ -170,7 +171,7 @@ def policy_of(config: ParallelConfig) -> ShardPolicy:
 
 
 def unshardable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter, of those that FSDP2 does not take: without a dimension, or of a type few others have.
+    """Name -> parameter, of those that FSDP2 does not take: of one value, of none, or of a type few others have.
 
     A group of FSDP2 sums its gradients in one tensor, so its parameters must be of one type.
     """
@@ -179,7 +180,7 @@ def unshardable(module: nn.Module) -> dict[str, nn.Parameter]:
     for parameter in named.values():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
     common = max(sizes, key=lambda dtype: sizes[dtype], default=None)
-    return {name: p for name, p in named.items() if p.dim() == 0 or p.dtype != common}
+    return {name: p for name, p in named.items() if p.dim() == 0 or not p.numel() or p.dtype != common}
 
 
 def _apply(
@@ -211,6 +212,9 @@ def _apply(
             others = [block for block in blocks if block is not target and block in inside]
             materialize(target, device, skip=others)
             _align(target, others, links, device)
+            for parameter in target.parameters():
+                if not isinstance(parameter, DTensor):  # FSDP2 takes no other memory format; the values are the same
+                    parameter.data = parameter.data.contiguous()
             fully_shard(
                 target,
                 mesh=links.mesh,

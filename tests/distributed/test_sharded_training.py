@@ -147,10 +147,12 @@ def test_containers_under_manual_optimization_equal_ddp(ranks: RankPool, mode: s
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-def save_and_resume(context: RankContext, folder: str, first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+def save_and_resume(
+    context: RankContext, folder: str, first: dict[str, Any], then: dict[str, Any], optimizer: str = "adamw"
+) -> dict[str, Any]:
     """An epoch under one strategy, saved; another under a second. And two epochs at once under the second."""
     batches = make_batches(context.world_size, 3)[context.rank]
-    case, path = Case(net="tied", optimizer="adamw"), Path(folder) / "half.ckpt"
+    case, path = Case(net="tied", optimizer=optimizer), Path(folder) / "half.ckpt"
     start, resumed, straight = CaseModule(case), CaseModule(case), CaseModule(case)
     saver = trainer_on_pool(context, strategy_of(**first), max_epochs=1, callbacks=[SaveAtEnd(str(path))])
     saver.fit(start, loader_of(batches))
@@ -205,6 +207,13 @@ def test_a_checkpoint_of_one_mode_goes_on_in_another(ranks: RankPool, tmp_path: 
     assert {type(value) for value in saved["state_dict"].values()} == {torch.Tensor}
     tied = [saved["state_dict"][f"net.{name}.weight"] for name in ("embedding", "head")]
     assert tied[0].data_ptr() == tied[1].data_ptr()
+
+
+@pytest.mark.parametrize(("first", "then"), [("zero2", "zero2"), ("zero3", "ddp"), ("ddp", "hsdp")])
+def test_optimizer_state_of_other_shapes_goes_on(ranks: RankPool, tmp_path: Path, first: str, then: str) -> None:
+    arguments = (str(tmp_path), STRATEGIES[first], STRATEGIES[then], "rows and columns")
+    for result in ranks.run(save_and_resume, layout=TWO if then != "hsdp" else LAYOUTS["2+2"], args=arguments):
+        assert_same(result["resumed"], result["straight"], atol=1e-6)
 
 
 # -- one process, several calls ----------------------------------------------------------------------------------------
@@ -356,6 +365,13 @@ def test_uneven_hosts_are_refused(ranks: RankPool, mode: str) -> None:
         assert said.startswith("PlacementError")
         assert "a, b have 3, 1" in said
         assert "parallel=zero3" in said
+
+
+def test_an_optimizer_that_cannot_step_shards_is_refused(ranks: RankPool) -> None:
+    case = Case(optimizer="adafactor", strategy=MODES["zero2"])
+    for said in ranks.run(refusal, layout=TWO, args=(case,), fresh=True):
+        assert said.startswith("CombinationError: Adafactor")
+        assert "parallel=ddp" in said
 
 
 @pytest.mark.parametrize("mode", MODES)
