@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +21,7 @@ from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.sharded import Sharded
+from lightning_dist.parallel.used_shards import WholeNumbers, explaining_shards
 from lightning_dist.parallel.zero import ShardLinks
 
 
@@ -31,6 +33,7 @@ class ShardedMode(Mode):
         self._model: Sharded | None = None
         self._averages: list[Sharded] = []
         self._links: ShardLinks | None = None
+        self._norm: GlobalNorm | None = None
         self._buffers_due = False
         self._is_fitting = False
         self._redirection = _DDPForwardRedirection()
@@ -60,7 +63,7 @@ class ShardedMode(Mode):
         self._model = self._sharded(self.module, self._links)
         averages = [c._average_model for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
         self._averages = [self._sharded(average.module, self._links) for average in averages if average is not None]
-        self._clip_globally(self._links)
+        self._norm_globally(self._links)
         setting.announce(build.describe_shards(setting.run, self._model, self._links))
         return self._model
 
@@ -68,8 +71,10 @@ class ShardedMode(Mode):
         by_child = not getattr(module, "automatic_optimization", True)
         return build.shard_model(module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child)
 
-    def _clip_globally(self, links: ShardLinks) -> None:
+    def _norm_globally(self, links: ShardLinks) -> None:
+        """Clip by the norm of the whole gradient, and let hooks that log norms see plain numbers."""
         norm, plugin = GlobalNorm(self.setting.run.collectives, links.shards), self.setting.precision
+        self._norm = norm
 
         def clip_by_norm(optimizer: Any, clip_val: float) -> None:
             norm.clip(plugin.main_params(optimizer), clip_val)
@@ -77,8 +82,22 @@ class ShardedMode(Mode):
         def clip_by_value(optimizer: Any, clip_val: float) -> None:
             norm.clip_values(plugin.main_params(optimizer), clip_val)
 
-        plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
-        plugin.clip_grad_by_value = clip_by_value  # type: ignore[method-assign]
+        vars(plugin).update(
+            clip_grad_by_norm=clip_by_norm,
+            clip_grad_by_value=clip_by_value,
+            _after_closure=_with_whole_numbers(plugin._after_closure),  # calls on_before_optimizer_step
+            post_backward=_with_whole_numbers(plugin.post_backward),  # calls on_after_backward
+        )
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Shards are no plain tensors."""
+        return nullcontext() if self._model is None else explaining_shards()
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """One sum over all ranks."""
+        if self._norm is None:
+            return super().gradient_norm(norm_type)
+        return self._norm.total(self.module.parameters(), norm_type)
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse those made before the sharding."""
@@ -161,7 +180,8 @@ class ShardedMode(Mode):
         """Gather the model on each rank, unless others may be gone."""
         sharded = [wrapped for wrapped in (self._model, *self._averages) if wrapped is not None]
         self._model, self._averages = None, []
-        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
+        self._norm = None
+        for name in ("clip_grad_by_norm", "clip_grad_by_value", "_after_closure", "post_backward"):
             vars(self.setting.precision).pop(name, None)
         for wrapped in sharded:
             wrapped.release(whole=not failed)
@@ -171,3 +191,12 @@ class ShardedMode(Mode):
         links, self._links = self._links, None
         if links is not None:
             links.close()
+
+
+def _with_whole_numbers(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with WholeNumbers():
+            return call(*args, **kwargs)
+
+    return called

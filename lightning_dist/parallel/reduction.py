@@ -39,12 +39,14 @@ from lightning_dist.parallel.fsdp_groups import (
     has_gradient,
     name_of,
     own_end_of_backward,
+    params_of,
     some_of,
     trained,
     views_of,
 )
 from lightning_dist.parallel.inner_backward import InnerBackward
 from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
 Vote = Callable[[Sequence[bool]], list[bool]]
 """Every rank says yes or no to some questions; the answer to each is yes if any rank's is. Collective."""
@@ -107,6 +109,7 @@ class GradientReduction:
         self._aside: dict[ShardedParam, torch.Tensor] = {}
         self._carried: set[ShardedParam] = set()  # of which gradients were there before
         own_end_of_backward(root)
+        self._refusals = refuse_direct_gradients(params_of(root))
 
     def arrive(self, index: int, output: torch.Tensor, gradients: torch.Tensor | None, mean: bool = True) -> None:
         """A group has its gradients.
@@ -156,6 +159,8 @@ class GradientReduction:
 
     def release(self) -> None:
         """Leave FSDP2 as it was."""
+        for handle in self._refusals:
+            handle.remove()
         for watch in self._watches:
             watch.release()
 

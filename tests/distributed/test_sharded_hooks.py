@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.utilities import grad_norm
+from torch import nn
+from torch.distributed.tensor import DTensor
 
+from lightning_dist import HierDistStrategy
 from tests.distributed.compared import check_equal
 from tests.distributed.lightning_runs import OddModule, sgd
 from tests.distributed.sharded_runs import OddNet
-from tests.distributed.test_sharded_training import fit_case
+from tests.distributed.test_sharded_training import error_of, fit_case
 from tests.distributed.test_zero import LAYOUTS, MODES
 from tests.support.ranks import RankPool
 
@@ -50,3 +54,61 @@ def test_a_module_called_outside_of_its_steps_gathers(ranks: RankPool, mode: str
     pairs = ranks.run(fit_case, layout=TWO, args=(mode, Sampled), kwargs={"trainer": {"accumulate_grad_batches": 2}})
     check_equal(pairs)
     assert len(pairs[0].ours.logged) == 5
+
+
+class Norms(OddModule):
+    """Logs norms of gradients as Lightning offers, and the norm before clipping."""
+
+    def __init__(self) -> None:
+        super().__init__(sgd, make_model=OddNet)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        for norm_type in (1, 2, "inf"):
+            self.log_dict(grad_norm(self, norm_type=norm_type))
+        self.log("largest", max(p.grad.abs().max() for p in self.parameters()))
+        self.log("squared", sum(p.grad.pow(2).sum() for p in self.parameters()))
+        if isinstance(self.trainer.strategy, HierDistStrategy):
+            ours = self.trainer.strategy.gradient_norm()
+        else:
+            ours = nn.utils.get_total_norm([p.grad for p in self.parameters()])
+        self.log("before clipping", ours)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_norms_of_gradients_in_hooks_equal_ddp(ranks: RankPool, mode: str) -> None:
+    pairs = ranks.run(fit_case, layout=TWO, args=(mode, Norms), kwargs={"trainer": {"gradient_clip_val": 0.05}})
+    check_equal(pairs)
+    assert pairs[0].ours.logged["before clipping"] > 0.05
+    assert pairs[0].ours.logged["before clipping"] == pytest.approx(pairs[0].ours.logged["grad_2.0_norm_total"])
+
+
+class Decayed(OddModule):
+    """A penalty over all parameters in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__(sgd, make_model=OddNet)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) + 0.01 * sum(p.pow(2).sum() for p in self.parameters())
+
+
+class DecayedShards(Decayed):
+    """The same, of what torch gathers."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        shards = [p for p in self.parameters() if isinstance(p, DTensor)]
+        return OddModule.training_step(self, batch, batch_idx) + sum(p.pow(2).sum().full_tensor() for p in shards)
+
+
+@pytest.mark.parametrize("mode", ["zero1", "zero2"])
+def test_a_penalty_on_weights_equals_ddp(ranks: RankPool, mode: str) -> None:
+    check_equal(
+        ranks.run(fit_case, layout=TWO, args=(mode, Decayed), kwargs={"trainer": {"accumulate_grad_batches": 2}})
+    )
+
+
+@pytest.mark.parametrize("kind", [Decayed, DecayedShards])
+def test_a_penalty_on_shards_is_refused(ranks: RankPool, kind: type[Decayed]) -> None:
+    for said in ranks.run(error_of, layout=TWO, args=(MODES["zero3"], kind), fresh=True):
+        assert said.startswith("CombinationError")
+        assert "weight_decay" in said
