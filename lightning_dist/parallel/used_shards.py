@@ -23,7 +23,7 @@ _MIXED = "got mixed torch.Tensor and DTensor"
 _NEED_VALUES = frozenset({"norm", "vector_norm", "max", "min", "amax", "amin"})  # of none torch has no maximum
 _WAY_OUT = (
     "parameters are whole only inside their module's forward, under zero1 and zero2 from a step's first forward on. "
-    "For a penalty on weights give the optimizer a weight_decay, or compute it in the forward of the module that has them, "
+    "For a penalty on weights give the optimizer a weight_decay, or compute it in the forward of their module, "
     "or write parallel=ddp"
 )
 
