@@ -52,6 +52,14 @@ def groups_of(root: nn.Module) -> list[ParamGroup]:
     return [group for module in sharded_modules(root) for group in state_of(module)._fsdp_param_groups]
 
 
+def names_of_groups(root: nn.Module) -> list[str]:
+    """What the groups' modules are called below the root, in the order of :func:`groups_of`."""
+    names = {module: name.removeprefix("module").lstrip(".") for name, module in root.named_modules()}
+    return [
+        names[module] or "the rest" for module in sharded_modules(root) for _ in state_of(module)._fsdp_param_groups
+    ]
+
+
 def params_of(root: nn.Module) -> list[ShardedParam]:
     """All sharded parameters, each once."""
     return [param for group in groups_of(root) for param in group.fsdp_params]

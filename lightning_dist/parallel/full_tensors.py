@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.comm.scattered import HierarchicalScatter
-from lightning_dist.parallel.fsdp_groups import ShardedParam, params_of
+from lightning_dist.parallel.fsdp_groups import ShardedParam, name_of, params_of
 
 
 class FullTensors:
@@ -51,7 +51,7 @@ class FullTensors:
         padded = shard.new_zeros(param.padded_sharded_param_size)
         padded[: shard.shape[0]].copy_(shard.detach())
         whole = padded.new_empty((len(self._scatter.members) * padded.shape[0], *padded.shape[1:]))
-        self._scatter.all_gather(whole.view(-1), padded.view(-1)).wait()
+        self._scatter.all_gather(whole.view(-1), padded.view(-1), name=name_of(param)).wait()
         return whole[: param._orig_size[0]]
 
     def cut(self, param: ShardedParam, whole: torch.Tensor) -> DTensor:

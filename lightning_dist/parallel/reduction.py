@@ -38,6 +38,7 @@ from lightning_dist.parallel.fsdp_groups import (
     groups_of,
     has_gradient,
     name_of,
+    names_of_groups,
     own_end_of_backward,
     params_of,
     some_of,
@@ -90,6 +91,7 @@ class GradientReduction:
             )
             for group in groups_of(root)
         ]
+        self._names = names_of_groups(root)
         self._inner = InnerBackward(root, keeps_parameters=keeps_parameters)
         self._scatter = scatter
         self._across = across
@@ -205,7 +207,8 @@ class GradientReduction:
         if gradients is None:
             then()
         else:
-            self._pending.append(self._scatter.reduce_scatter(output, gradients, mean=mean, then=then))
+            name = self._names[index]
+            self._pending.append(self._scatter.reduce_scatter(output, gradients, name=name, mean=mean, then=then))
 
     def _wait(self, most: int) -> None:
         while len(self._pending) > most:

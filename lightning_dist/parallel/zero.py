@@ -29,7 +29,7 @@ from lightning_dist.config import ParallelConfig
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
 from lightning_dist.parallel.children import callable_children, without_owner
-from lightning_dist.parallel.fsdp_groups import groups_of, initialise
+from lightning_dist.parallel.fsdp_groups import groups_of, initialise, names_of_groups
 from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
 from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
@@ -268,9 +268,8 @@ def _connect(
     scatter_of = [(links.mesh.get_group(), links.scatter)]
     if links.secondary is not None and links.secondary_scatter is not None:
         scatter_of.append((links.secondary.get_group(1), links.secondary_scatter))
-    gather = LaneAllGather(scatter_of)
-    for index, group in enumerate(groups):
-        group._all_gather_comm = gather
+    for index, (group, name) in enumerate(zip(groups, names_of_groups(sharded), strict=True)):
+        group._all_gather_comm = LaneAllGather(scatter_of, name=name)
         group._reduce_scatter_comm = LaneReduceScatter(_bound(reduction, index))
         if links.mesh.size() == 1:  # FSDP2 then calls no collective
             group._all_reduce_hook = _sum_hook(reduction, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,28 @@ def test_any_order_in_one_process(ranks: RankPool, mode: str) -> None:
         torch.testing.assert_close(result["alone"], expected["alone"], rtol=0, atol=1e-6)
 
 
+class Repeating(OddModule):
+    """In the second batch one rank calls a block once more than the others, each block as large as the next."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(sgd, make_model=lambda: nn.Sequential(*(nn.Linear(7, 7) for _ in range(4)), nn.Linear(7, 3)))
+        self.odd = rank
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x = self.net[0](batch[0])
+        if batch_idx == 1 and self.global_rank == self.odd:
+            x = self.net[0](x)
+        return nn.functional.mse_loss(self.net[1:](x), batch[1])
+
+
+def test_a_block_called_more_often_on_one_rank_is_a_named_error(ranks: RankPool) -> None:
+    said = ranks.run(error_of, layout=TWO, args=(MODES["zero3"], functools.partial(Repeating, 0)), fresh=True)
+    assert said[1].startswith("CollectiveMismatchError")
+    assert "of net.0" in said[1]
+    assert "of net.2" in said[1], "which is gathered ahead"
+    assert said[0].startswith("PeerLostError")
+
+
 class EarlyOptimizer(OddModule):
     """Lists its parameters before they are sharded."""
 
@@ -257,7 +280,7 @@ class EarlyOptimizer(OddModule):
         return sgd(self.listed)
 
 
-def error_of(context: RankContext, strategy: dict[str, Any], kind: type[pl.LightningModule]) -> str:
+def error_of(context: RankContext, strategy: dict[str, Any], kind: Callable[[], pl.LightningModule]) -> str:
     """What is said of a module that cannot be sharded."""
     trainer = trainer_on_pool(context, strategy_of(**strategy))
     module = kind()
