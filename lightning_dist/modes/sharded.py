@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -26,7 +26,7 @@ from lightning_dist.parallel.zero import ShardLinks
 
 
 class ShardedMode(Mode):
-    """On FSDP2, over our lanes. The averaged copy that Lightning's callback keeps is spread with the model."""
+    """On FSDP2, over our lanes. The averaged copies that Lightning's callbacks keep are spread with the model."""
 
     def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
         super().__init__(setting, module)
@@ -61,8 +61,7 @@ class ShardedMode(Mode):
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
         self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync)
         self._model = self._sharded(self.module, self._links)
-        averages = [c._average_model for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
-        self._averages = [self._sharded(average.module, self._links) for average in averages if average is not None]
+        self._averages = [self._sharded(average, self._links) for average in _averages_of(trainer)]
         self._norm_globally(self._links)
         setting.announce(build.describe_shards(setting.run, self._model, self._links))
         return self._model
@@ -191,6 +190,15 @@ class ShardedMode(Mode):
         links, self._links = self._links, None
         if links is not None:
             links.close()
+
+
+def _averages_of(trainer: pl.Trainer) -> Iterator[nn.Module]:
+    """The copies of the module that Lightning's callbacks average into, made before it was sharded."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging) and callback._average_model is not None:
+            yield callback._average_model.module
+        if isinstance(callback, StochasticWeightAveraging) and callback._average_model is not None:
+            yield callback._average_model
 
 
 def _with_whole_numbers(call: Callable[..., Any]) -> Callable[..., Any]:

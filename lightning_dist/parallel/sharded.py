@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.parallel.copies import RefusedCopies
 from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gathered, show_shards
 from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
 from lightning_dist.parallel.outside_calls import OutsideCalls
@@ -75,6 +76,7 @@ class Sharded(nn.Module):
         self.full: FullTensors
         self._hooks: StateDictHooks
         self._outside: OutsideCalls
+        self._copies: RefusedCopies
 
     def complete(
         self, *, reduction: GradientReduction, full: FullTensors, originals: Mapping[str, nn.Parameter]
@@ -85,6 +87,7 @@ class Sharded(nn.Module):
         self._originals = dict(originals)
         self._hooks = StateDictHooks(self.module, full)
         self._outside = OutsideCalls(self)
+        self._copies = RefusedCopies(self)
         self._groups = groups_of(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -248,6 +251,7 @@ class Sharded(nn.Module):
         self.reduction.release()
         self._hooks.release()
         self._outside.release()
+        self._copies.release()
         if whole:
             self.let_go()
             unshard_for_good(self, self.full, self._originals)
