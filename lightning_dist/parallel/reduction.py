@@ -46,6 +46,7 @@ from lightning_dist.parallel.fsdp_groups import (
     views_of,
 )
 from lightning_dist.parallel.inner_backward import InnerBackward
+from lightning_dist.parallel.lost_writes import LostWrites
 from lightning_dist.parallel.replicated import ReplicatedGradients
 from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
@@ -111,6 +112,7 @@ class GradientReduction:
         self._aside: dict[ShardedParam, torch.Tensor] = {}
         self._carried: set[ShardedParam] = set()  # of which gradients were there before
         own_end_of_backward(root)
+        self._writes = LostWrites(root)
         self._refusals = refuse_direct_gradients(params_of(root))
 
     def arrive(self, index: int, output: torch.Tensor, gradients: torch.Tensor | None, mean: bool = True) -> None:
@@ -223,6 +225,7 @@ class GradientReduction:
             end_backward(self._root)
             if self.synchronises:
                 self._complete()
+                self._writes.check()
         finally:
             self._running = False
             self._finished = True

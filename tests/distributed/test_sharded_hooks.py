@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities import grad_norm
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -112,3 +115,60 @@ def test_a_penalty_on_shards_is_refused(ranks: RankPool, kind: type[Decayed]) ->
     for said in ranks.run(error_of, layout=TWO, args=(MODES["zero3"], kind), fresh=True):
         assert said.startswith("CombinationError")
         assert "weight_decay" in said
+
+
+def swa() -> list[pl.Callback]:
+    return [StochasticWeightAveraging(swa_lrs=0.02, swa_epoch_start=1, annealing_epochs=1)]
+
+
+def make_plain() -> pl.LightningModule:
+    return OddModule(sgd, make_model=OddNet)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stochastic_weight_averaging_equals_ddp(ranks: RankPool, mode: str) -> None:
+    arguments = {"make_callbacks": swa, "trainer": {"max_epochs": 4}}
+    check_equal(ranks.run(fit_case, layout=TWO, args=(mode, make_plain), kwargs=arguments))
+
+
+class Copied(OddModule):
+    """Copies its network once it is sharded."""
+
+    def __init__(self) -> None:
+        super().__init__(sgd, make_model=OddNet)
+
+    def on_train_start(self) -> None:
+        self.copied = copy.deepcopy(self.net)
+
+
+class Writing(OddModule):
+    """Writes a weight in its step, in place."""
+
+    def __init__(self) -> None:
+        super().__init__(sgd, make_model=OddNet)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.net(batch[0])
+        self.write(self.net.layers[1].bias)
+        return super().training_step(batch, batch_idx)
+
+    def write(self, parameter: nn.Parameter) -> None:
+        with torch.no_grad():
+            parameter.mul_(0.5)
+
+
+class Replacing(Writing):
+    """Gives a weight other memory."""
+
+    def write(self, parameter: nn.Parameter) -> None:
+        parameter.data = parameter.data * 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [(Copied, "EMAWeightAveraging"), (Writing, "net.layers.1.bias was"), (Replacing, "net.layers.1.bias was")],
+)
+def test_copies_and_lost_writes_are_refused(ranks: RankPool, kind: type[OddModule], part: str) -> None:
+    for said in ranks.run(error_of, layout=TWO, args=(MODES["zero2"], kind), fresh=True):
+        assert said.startswith("CombinationError")
+        assert part in said
