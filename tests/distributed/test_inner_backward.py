@@ -6,7 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.distributed.lightning_runs import Batch, loader_of, make_batches, mse, strategy_of, trainer_on_pool
 from tests.distributed.sharded_runs import NETS, Case, Outcome, train
 from tests.distributed.test_optimization import ByHand
+from tests.distributed.test_sharded_refusals import error_of
 from tests.distributed.test_zero import LAYOUTS, MODES, check
 from tests.support.ranks import RankPool
 from tests.support.reference import assert_same
@@ -137,15 +137,6 @@ class Aside(ByHand):
     def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         mse(self.net, batch).backward()
         self.optimizers().step()
-
-
-def error_of(context: RankContext, strategy: dict[str, Any], kind: type[pl.LightningModule]) -> str:
-    trainer = trainer_on_pool(context, strategy_of(**strategy))
-    try:
-        trainer.fit(kind(), loader_of(make_batches(context.world_size, 2)[context.rank]))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 @pytest.mark.parametrize("mode", ["zero1", "zero3"])

@@ -17,7 +17,8 @@ from lightning_dist import HierDistStrategy
 from tests.distributed.compared import check_equal
 from tests.distributed.lightning_runs import OddModule, sgd
 from tests.distributed.sharded_runs import OddNet
-from tests.distributed.test_sharded_training import error_of, fit_case
+from tests.distributed.test_sharded_refusals import error_of
+from tests.distributed.test_sharded_training import fit_case
 from tests.distributed.test_zero import LAYOUTS, MODES
 from tests.support.ranks import RankPool
 
