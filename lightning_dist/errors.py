@@ -15,6 +15,8 @@
     │   └── CollectiveMismatchError       ranks asked for different operations
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
     ├── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
+    ├── UnsummedGradientError (RuntimeError)  a backward that the strategy did not start left gradients
+    ├── LostWeightsError (RuntimeError)   weights were spread over ranks when a fit failed
     └── LateGradientError (RuntimeError)  a gradient came after its module's had been summed: it would be lost
 
 A message says what was given, what is allowed, and what to write instead.
@@ -82,6 +84,14 @@ class UnevenInputsError(HierDistError, RuntimeError):
 
 class UnusedParametersError(HierDistError, RuntimeError):
     """Parameters took no part in the loss, and nobody said that this may be."""
+
+
+class UnsummedGradientError(HierDistError, RuntimeError):
+    """A backward that the strategy did not start left gradients, which would stay those of one rank."""
+
+
+class LostWeightsError(HierDistError, RuntimeError):
+    """Weights were spread over ranks when a fit failed, and cannot be gathered any more."""
 
 
 class LateGradientError(HierDistError, RuntimeError):

@@ -358,8 +358,23 @@ class HierDistStrategy(ParallelStrategy):
         with self._mode.no_sync() if self._mode is not None else contextlib.nullcontext():
             yield
 
-    def _named_failures(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return self._run.naming_failures(what) if self._run is not None else contextlib.nullcontext()
+    def gradient_norm(self, norm_type: float = 2.0) -> torch.Tensor:
+        """The norm of all gradients as one vector, alike on all ranks, which all must call it.
+
+        In ``on_before_optimizer_step`` it is the norm before clipping:
+        ``self.log("grad_norm", self.trainer.strategy.gradient_norm())``.
+
+        Args:
+            norm_type: Which norm; ``math.inf`` is the largest absolute value.
+        """
+        assert self._mode is not None, "there are gradients only in a fit"
+        return self._mode.gradient_norm(norm_type)
+
+    @contextlib.contextmanager
+    def _named_failures(self, what: str) -> Generator[None, None, None]:
+        named = self._run.naming_failures(what) if self._run is not None else contextlib.nullcontext()
+        with named, self._mode.explaining() if self._mode is not None else contextlib.nullcontext():
+            yield
 
     # -- validating, testing, predicting: no gradients; ranks may differ in their number of batches --------------------
 
@@ -494,6 +509,10 @@ class HierDistStrategy(ParallelStrategy):
                 self.model = self._layer_sync.revert(self.model)
             self._layer_sync_applied = False
             super().teardown()
+        except Exception as error:
+            if not self._failed:
+                raise
+            rank_zero_warn(f"after the failure, teardown failed too: {type(error).__name__}: {error}")
         finally:
             if not stays:
                 self._close_run()

@@ -212,6 +212,7 @@ class Collectives:
         receives: Sequence[tuple[int, torch.Tensor]],
         group: RankGroup,
         operation: str,
+        tag: int = 0,
     ) -> Pending:
         """Begin point-to-point transfers inside a group; every rank calls it with lists that match its peers'.
 
@@ -220,10 +221,11 @@ class Collectives:
             receives: (position in the group, contiguous tensor) to fill.
             group: Who takes part.
             operation: What the transfers make up together, for events and errors, e.g. ``"reduce_scatter"``.
+            tag: Only transfers of one tag meet, where the backend looks at it (Gloo does).
         """
         with self.translated(operation, group):
             self._strike(operation, group)
-            works = self._exchange(sends, receives, group)
+            works = self._exchange(sends, receives, group, tag)
         return Pending(self, works, operation, group, sum(_size_bytes(t) for _, t in sends))
 
     def _exchange(
@@ -231,10 +233,11 @@ class Collectives:
         sends: Sequence[tuple[int, torch.Tensor]],
         receives: Sequence[tuple[int, torch.Tensor]],
         group: RankGroup,
+        tag: int,
     ) -> Sequence[Work]:
         pg = group.process_group
-        operations = [dist.P2POp(dist.irecv, t, group.ranks[i], pg) for i, t in receives if t.numel()]
-        operations += [dist.P2POp(dist.isend, t, group.ranks[i], pg) for i, t in sends if t.numel()]
+        operations = [dist.P2POp(dist.irecv, t, group.ranks[i], pg, tag) for i, t in receives if t.numel()]
+        operations += [dist.P2POp(dist.isend, t, group.ranks[i], pg, tag) for i, t in sends if t.numel()]
         return dist.batch_isend_irecv(operations) if operations else []
 
     def start_reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, group: RankGroup) -> Pending:

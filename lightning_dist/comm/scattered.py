@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -21,48 +20,13 @@ from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy, make_leg_group
 from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
 from lightning_dist.comm.legs import keep_for_current_stream, sum_in_order
-from lightning_dist.comm.signatures import SignatureCheck, amount_of
+from lightning_dist.comm.segments import Segments
+from lightning_dist.comm.signatures import SignatureCheck, WatchedFuture, amount_of, tag_of
 from lightning_dist.topology import Cluster, Tier, hierarchy_of
 from lightning_dist.topology.routes import Hop, route_of
 
-
-@dataclass
-class _Segments:
-    """Segments on their way.
-
-    Attributes:
-        destinations: Whose they are, ascending.
-        rows: [len(destinations), columns], contiguous.
-        attributes: What events should say.
-    """
-
-    destinations: tuple[int, ...]
-    rows: torch.Tensor
-    attributes: dict[str, int]
-
-    def of(self, destinations: Sequence[int]) -> torch.Tensor:
-        """[len(destinations), columns]: a copy of some rows, or all of them as they are."""
-        if tuple(destinations) == self.destinations:
-            return self.rows
-        place = {d: row for row, d in enumerate(self.destinations)}
-        if not destinations:
-            return self.rows[:0]
-        return torch.stack([self.rows[place[d]] for d in destinations])  # an index list would synchronise on CUDA
-
-    def hold(self, parts: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
-        """Hold these rows from now on."""
-        order = sorted((d, part, row) for part, (owned, _) in enumerate(parts) for row, d in enumerate(owned))
-        self.destinations = tuple(d for d, _, _ in order)
-        if len(parts) == 1 and self.destinations == tuple(parts[0][0]):
-            self.rows = parts[0][1]
-        elif order:
-            self.rows = torch.stack([parts[part][1][row] for _, part, row in order])
-        else:
-            self.rows = self.rows[:0]
-
-
-_Move = Callable[[_Segments], None]
-_HopMove = Callable[[_Segments, Hop, RankGroup], None]
+_Move = Callable[[Segments], None]
+_HopMove = Callable[[Segments, Hop, RankGroup], None]
 
 
 class HierarchicalScatter:
@@ -162,6 +126,7 @@ class HierarchicalScatter:
         output: torch.Tensor,
         tensor: torch.Tensor,
         *,
+        name: str = "",
         mean: bool = False,
         then: Callable[[], None] | None = None,
     ) -> Future[torch.Tensor]:
@@ -170,6 +135,7 @@ class HierarchicalScatter:
         Args:
             output: Any shape of n elements, contiguous; receives this rank's shard of the sum.
             tensor: Group size x n elements of the same type; not changed.
+            name: What it is the gradient of, the same on all members; members that give different ones get an error.
             mean: Divide by the size of the group.
             then: Called once ``output`` is written, in the last lane (its thread, its stream), before the future is
                 done; in the order of the calls, so it may start an operation of another group.
@@ -178,22 +144,22 @@ class HierarchicalScatter:
             A future of ``output``.
         """
         rows = self._checked(output, tensor).view(self._size, -1)
-        self._agree("reduce_scatter", f"shards of the {'mean' if mean else 'sum'} of {amount_of(tensor)}")
+        asked = f"shards of the {'mean' if mean else 'sum'} of {amount_of(tensor)}{name and f' of {name}'}"
         target = output.view(1, -1)
         scale = 1.0 / self._size if mean else None
         # fp16 could overflow in the sum: every term is scaled instead.
         scale_first = scale is not None and output.dtype is torch.float16
-        future = self._future()
+        future, tag = self._agreed("reduce_scatter", asked), tag_of(asked)
         columns = self._columns(rows)
 
-        def start(piece: slice) -> _Segments:
+        def start(piece: slice) -> Segments:
             keep_for_current_stream(rows)
             chunk = rows[:, piece].contiguous()
             if scale is not None and scale_first:
                 chunk = chunk * scale
-            return _Segments(tuple(range(self._size)), chunk, {"chunk": piece.start // columns})
+            return Segments(tuple(range(self._size)), chunk, {"chunk": piece.start // columns}, tag)
 
-        def finish(piece: slice, segments: _Segments) -> None:
+        def finish(piece: slice, segments: Segments) -> None:
             keep_for_current_stream(segments.rows)
             target[:, piece] = segments.rows
             if scale is not None and not scale_first:
@@ -207,12 +173,13 @@ class HierarchicalScatter:
         self._run(self._scatter_pipeline, self._scatter_lanes, rows.shape[1], columns, start, finish, end, future)
         return future
 
-    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Future[torch.Tensor]:
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, *, name: str = "") -> Future[torch.Tensor]:
         """Begin to give every member everybody's shard; all members call it, in one order.
 
         Args:
             output: Group size x n elements, contiguous; receives shard i in place i.
             tensor: n elements of the same type, this rank's shard; may be a view of ``output``.
+            name: What is gathered, as in :meth:`reduce_scatter`.
 
         Returns:
             A future of ``output``.
@@ -220,16 +187,16 @@ class HierarchicalScatter:
         target = self._checked(tensor, output).view(self._size, -1)
         if target.data_ptr() != output.data_ptr():
             raise ValueError("all_gather writes into output, which must be contiguous")
-        self._agree("all_gather", f"everybody's {amount_of(tensor)}")
+        asked = f"everybody's {amount_of(tensor)}{name and f' of {name}'}"
         row = tensor.reshape(1, -1)
-        future = self._future()
+        future, tag = self._agreed("all_gather", asked), tag_of(asked)
         columns = self._columns(target)
 
-        def start(piece: slice) -> _Segments:
+        def start(piece: slice) -> Segments:
             keep_for_current_stream(row)
-            return _Segments((self._index,), row[:, piece].contiguous(), {"chunk": piece.start // columns})
+            return Segments((self._index,), row[:, piece].contiguous(), {"chunk": piece.start // columns}, tag)
 
-        def finish(piece: slice, segments: _Segments) -> None:
+        def finish(piece: slice, segments: Segments) -> None:
             keep_for_current_stream(segments.rows)
             target[:, piece] = segments.rows
 
@@ -248,7 +215,7 @@ class HierarchicalScatter:
 
     # -- one hop ------------------------------------------------------------------------------------------------------
 
-    def _sum(self, segments: _Segments, hop: Hop, group: RankGroup, own: torch.Tensor | None = None) -> None:
+    def _sum(self, segments: Segments, hop: Hop, group: RankGroup, own: torch.Tensor | None = None) -> None:
         """Out: each member gets the segments it owns from all others, and sums."""
         owned = hop.owned_by(hop.index)
         own = segments.of(owned) if own is None else own
@@ -260,7 +227,7 @@ class HierarchicalScatter:
         sum_in_order(terms, total, maximum=own.dtype is torch.bool)
         segments.hold([(owned, total)])
 
-    def _sum_encoded(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+    def _sum_encoded(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
         """:meth:`_sum`, what is sent being encoded; own values enter the sum as they are."""
         codec = self._codec
         if codec is None or not codec.applies_to(segments.rows.dtype):
@@ -272,16 +239,16 @@ class HierarchicalScatter:
         segments.rows = encoded
         self._sum(segments, hop, group, own=exact)
 
-    def _hand_in(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+    def _hand_in(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
         """In, after a sum: each owner hands its segments to the members that lead to their destinations."""
         self._hand(segments, group, hop.index, hop.handed_over)
 
-    def _hand_out(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+    def _hand_out(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
         """Out, before a gather: the same backwards."""
         self._hand(segments, group, hop.index, lambda giver, taker: hop.handed_over(taker, giver))
 
     def _hand(
-        self, segments: _Segments, group: RankGroup, index: int, handed: Callable[[int, int], tuple[int, ...]]
+        self, segments: Segments, group: RankGroup, index: int, handed: Callable[[int, int], tuple[int, ...]]
     ) -> None:
         others = [m for m in range(group.size) if m != index]
         sends = [(m, segments.of(handed(index, m)).contiguous()) for m in others if handed(index, m)]
@@ -292,7 +259,7 @@ class HierarchicalScatter:
         kept = handed(index, index)
         segments.hold([(kept, segments.of(kept))] + [(takes[m], received[m]) for m in takes])
 
-    def _spread(self, segments: _Segments, hop: Hop, group: RankGroup) -> None:
+    def _spread(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
         """Each owner gives what it owns to all members."""
         others = [m for m in range(group.size) if m != hop.index]
         columns = segments.rows.shape[1]
@@ -309,19 +276,21 @@ class HierarchicalScatter:
         receives: Sequence[tuple[int, torch.Tensor]],
         group: RankGroup,
         operation: str,
-        segments: _Segments,
+        segments: Segments,
     ) -> None:
         as_bytes = segments.rows.dtype is torch.bool
 
         def raw(pairs: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[int, torch.Tensor]]:
             return [(m, t.view(torch.uint8) if as_bytes else t) for m, t in pairs]
 
-        self._collectives.start_exchange(raw(sends), raw(receives), group, operation).wait(**segments.attributes)
+        self._collectives.start_exchange(raw(sends), raw(receives), group, operation, segments.tag).wait(
+            **segments.attributes
+        )
 
     def _bound(self, move: _HopMove, hop: Hop | None, group: RankGroup | None) -> _Move:
         """The move of one lane; a rank that takes no part in a leg, or is alone in it, lets segments pass."""
 
-        def run(segments: _Segments) -> None:
+        def run(segments: Segments) -> None:
             keep_for_current_stream(segments.rows)
             if hop is not None and group is not None:
                 move(segments, hop, group)
@@ -336,8 +305,8 @@ class HierarchicalScatter:
         lanes: Sequence[tuple[str, _Move]],
         length: int,
         columns: int,
-        start: Callable[[slice], _Segments],
-        finish: Callable[[slice, _Segments], None],
+        start: Callable[[slice], Segments],
+        finish: Callable[[slice, Segments], None],
         end: Callable[[], None],
         future: Future[torch.Tensor],
     ) -> None:
@@ -352,12 +321,12 @@ class HierarchicalScatter:
         pipeline: Pipeline,
         lanes: Sequence[tuple[str, _Move]],
         piece: slice,
-        start: Callable[[slice], _Segments],
-        finish: Callable[[slice, _Segments], None],
+        start: Callable[[slice], Segments],
+        finish: Callable[[slice, Segments], None],
         end: Callable[[], None] | None,
         future: Future[torch.Tensor],
     ) -> None:
-        under_way: list[_Segments] = []
+        under_way: list[Segments] = []
 
         def step_of(number: int, move: _Move) -> Step:
             def step() -> None:
@@ -378,9 +347,17 @@ class HierarchicalScatter:
 
         pipeline.submit([step_of(n, move) for n, (_, move) in enumerate(lanes)], done=done, failed=failed)
 
-    def _agree(self, operation: str, asked: str) -> None:
+    def _agreed(self, operation: str, asked: str) -> Future[torch.Tensor]:
+        """What an operation that all members ask for will give."""
+        if self._device.type == "cuda":
+            future: Future[torch.Tensor] = Future(devices=[self._device])
+        else:
+            future = WatchedFuture()
         if self._size > 1:
-            self._signatures[operation].check(asked, operation=operation)
+            look = self._signatures[operation].check(asked, operation=operation)
+            if isinstance(future, WatchedFuture):
+                future.look = look
+        return future
 
     def _columns(self, rows: torch.Tensor) -> int:
         """Elements of each segment that travel at a time."""
@@ -393,9 +370,6 @@ class HierarchicalScatter:
                 f"{tuple(whole.shape)} {whole.dtype}"
             )
         return whole.contiguous()
-
-    def _future(self) -> Future[torch.Tensor]:
-        return Future(devices=[self._device]) if self._device.type == "cuda" else Future()
 
     def _pipeline(self, names: Sequence[str]) -> Pipeline:
         return StreamPipeline(names, self._device) if self._device.type == "cuda" else ThreadPipeline(names)

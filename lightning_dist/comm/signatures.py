@@ -11,20 +11,50 @@ writes, so it waits for nobody, and a rank that differs fails before it sends.
 from __future__ import annotations
 
 import datetime
+import threading
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.testimony import LOOK_UP_S
 from lightning_dist.errors import CollectiveMismatchError, PeerLostError
 
+_LONG_S = 2.0  # how long a wait for a result lasts until it looks whether the ranks ask for the same
+
+
+class WatchedFuture(Future[torch.Tensor]):
+    """A future on CPU; who waits long for it looks now and then whether the ranks ask for the same."""
+
+    look: Callable[[float], None] | None = None
+
+    def wait(self) -> torch.Tensor:
+        """The value.
+
+        Raises:
+            CollectiveMismatchError: The first rank asks for something else.
+            PeerLostError: Another rank has failed meanwhile.
+        """
+        if self.look is not None and not self.done():
+            ended, start_s = threading.Event(), time.monotonic()
+            self.add_done_callback(lambda _: ended.set())
+            while not ended.wait(_LONG_S):
+                self.look(time.monotonic() - start_s)
+        return super().wait()
+
 
 def amount_of(tensor: torch.Tensor) -> str:
     """How many values of which type, e.g. ``10 x float32``; shapes may differ where the numbers do not."""
     return f"{tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def tag_of(asked: str) -> int:
+    """A number by which messages of different operations do not meet."""
+    return zlib.crc32(asked.encode()) & 0x7FFFFFFF
 
 
 class SignatureCheck:
@@ -46,12 +76,15 @@ class SignatureCheck:
         self._previous = ""
         self._count = 0
 
-    def check(self, asked: str, *, operation: str) -> None:
+    def check(self, asked: str, *, operation: str) -> Callable[[float], None]:
         """Make sure that the first rank asks for the same.
 
         Args:
             asked: What this rank asks for, in words that are the same on all ranks; see :func:`amount_of`.
             operation: Name of the operation, for messages.
+
+        Returns:
+            To be called, with the seconds waited, by who waits long for the result.
 
         Raises:
             CollectiveMismatchError: The first rank asks for something else.
@@ -63,6 +96,25 @@ class SignatureCheck:
         if self._group.size > 1 and pair not in self._agreed:
             self._compare(number, asked, operation)
             self._agreed.add(pair)
+        return lambda waited_s: self._look(number, asked, operation, waited_s)
+
+    def _look(self, number: int, asked: str, operation: str, waited_s: float) -> None:
+        collectives = self._collectives
+        if self._group.size == 1:
+            return
+        if (alarm := collectives.alarm(waited_s)) is not None:
+            with collectives.translated(operation, self._group):
+                raise PeerLostError(f"waited {waited_s:.1f} s, then gave up: {alarm}")
+        try:
+            if collectives.rank == self._first:
+                self._store.set(str(number), asked)
+                return
+            if not self._store.check([str(number)]):
+                return
+            wanted = self._store.get(str(number)).decode()
+        except dist.DistError:
+            return  # whether the wait should end then is said by others
+        self._refuse_other(number, asked, wanted, operation)
 
     def _compare(self, number: int, asked: str, operation: str) -> None:
         collectives, first = self._collectives, self._first
@@ -75,6 +127,10 @@ class SignatureCheck:
                 return
             self._wait_for(str(number))
             wanted = self._store.get(str(number)).decode()
+        self._refuse_other(number, asked, wanted, operation)
+
+    def _refuse_other(self, number: int, asked: str, wanted: str, operation: str) -> None:
+        collectives, first = self._collectives, self._first
         if wanted != asked:
             raise collectives.own_failure(
                 CollectiveMismatchError(

@@ -84,6 +84,15 @@ class Mode:
         """Inside, gradients are left for a later backward to synchronise."""
         return nullcontext()
 
+    def explaining(self) -> AbstractContextManager[None]:
+        """Around the user's steps and backward: what torch says of the mode is said in the user's words."""
+        return nullcontext()
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """The norm of all gradients of the module as one vector; collective where they are spread."""
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return nn.utils.get_total_norm(gradients, norm_type)
+
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """Batches without gradients come.
 

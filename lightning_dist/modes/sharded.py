@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -21,17 +22,19 @@ from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.sharded import Sharded
+from lightning_dist.parallel.used_shards import WholeNumbers, explaining_shards
 from lightning_dist.parallel.zero import ShardLinks
 
 
 class ShardedMode(Mode):
-    """On FSDP2, over our lanes. The averaged copy that Lightning's callback keeps is spread with the model."""
+    """On FSDP2, over our lanes. The averaged copies that Lightning's callbacks keep are spread with the model."""
 
     def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
         super().__init__(setting, module)
         self._model: Sharded | None = None
         self._averages: list[Sharded] = []
         self._links: ShardLinks | None = None
+        self._norm: GlobalNorm | None = None
         self._buffers_due = False
         self._is_fitting = False
         self._redirection = _DDPForwardRedirection()
@@ -59,9 +62,8 @@ class ShardedMode(Mode):
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
         self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync)
         self._model = self._sharded(self.module, self._links)
-        averages = [c._average_model for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
-        self._averages = [self._sharded(average.module, self._links) for average in averages if average is not None]
-        self._clip_globally(self._links)
+        self._averages = [self._sharded(average, self._links) for average in _averages_of(trainer)]
+        self._norm_globally(self._links)
         setting.announce(build.describe_shards(setting.run, self._model, self._links))
         return self._model
 
@@ -69,8 +71,10 @@ class ShardedMode(Mode):
         by_child = not getattr(module, "automatic_optimization", True)
         return build.shard_model(module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child)
 
-    def _clip_globally(self, links: ShardLinks) -> None:
+    def _norm_globally(self, links: ShardLinks) -> None:
+        """Clip by the norm of the whole gradient, and let hooks that log norms see plain numbers."""
         norm, plugin = GlobalNorm(self.setting.run.collectives, links.shards), self.setting.precision
+        self._norm = norm
 
         def clip_by_norm(optimizer: Any, clip_val: float) -> None:
             norm.clip(plugin.main_params(optimizer), clip_val)
@@ -78,13 +82,32 @@ class ShardedMode(Mode):
         def clip_by_value(optimizer: Any, clip_val: float) -> None:
             norm.clip_values(plugin.main_params(optimizer), clip_val)
 
-        plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
-        plugin.clip_grad_by_value = clip_by_value  # type: ignore[method-assign]
+        vars(plugin).update(
+            clip_grad_by_norm=clip_by_norm,
+            clip_grad_by_value=clip_by_value,
+            _after_closure=_with_whole_numbers(plugin._after_closure),  # calls on_before_optimizer_step
+            post_backward=_with_whole_numbers(plugin.post_backward),  # calls on_after_backward
+        )
+
+    def explaining(self) -> AbstractContextManager[None]:
+        """Shards are no plain tensors."""
+        return nullcontext() if self._model is None else explaining_shards()
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """One sum over all ranks."""
+        if self._norm is None:
+            return super().gradient_norm(norm_type)
+        return self._norm.total(self.module.parameters(), norm_type)
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse those made before the sharding."""
         if self._model is not None:
             self._model.check_optimizers(optimizers)
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Its end is the end of the backward of this loss."""
+        if self._model is not None:
+            self._model.reduction.before_backward(loss)
 
     def after_backward(self) -> None:
         """Sum what is not yet summed."""
@@ -167,7 +190,8 @@ class ShardedMode(Mode):
         """Gather the model on each rank, unless others may be gone."""
         sharded = [wrapped for wrapped in (self._model, *self._averages) if wrapped is not None]
         self._model, self._averages = None, []
-        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
+        self._norm = None
+        for name in ("clip_grad_by_norm", "clip_grad_by_value", "_after_closure", "post_backward"):
             vars(self.setting.precision).pop(name, None)
         for wrapped in sharded:
             wrapped.release(whole=not failed)
@@ -177,3 +201,21 @@ class ShardedMode(Mode):
         links, self._links = self._links, None
         if links is not None:
             links.close()
+
+
+def _averages_of(trainer: pl.Trainer) -> Iterator[nn.Module]:
+    """The copies of the module that Lightning's callbacks average into, made before it was sharded."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging) and callback._average_model is not None:
+            yield callback._average_model.module
+        if isinstance(callback, StochasticWeightAveraging) and callback._average_model is not None:
+            yield callback._average_model
+
+
+def _with_whole_numbers(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with WholeNumbers():
+            return call(*args, **kwargs)
+
+    return called

@@ -9,17 +9,23 @@ Note [Calls of a group]
     gradient (the first block), and for the root, FSDP2 runs it in a callback at the end of backward. A module that is
     called twice before a backward gets both twice. ``post_backward`` sums what has been accumulated, so it must do so
     in the last of its calls only.
+
+Note [The end of a backward]
+    FSDP2 queues what it does at the end of a backward on the graph task in which a gradient first comes to one of its
+    modules. With reentrant checkpoints, and where ``autograd.grad`` is called inside a step, that task is an inner one,
+    and its end comes too early. So FSDP2 is told that its callback is queued already, and :func:`end_backward` calls
+    it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import is_bw
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState, is_bw
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -46,6 +52,14 @@ def groups_of(root: nn.Module) -> list[ParamGroup]:
     return [group for module in sharded_modules(root) for group in state_of(module)._fsdp_param_groups]
 
 
+def names_of_groups(root: nn.Module) -> list[str]:
+    """What the groups' modules are called below the root, in the order of :func:`groups_of`."""
+    names = {module: name.removeprefix("module").lstrip(".") for name, module in root.named_modules()}
+    return [
+        names[module] or "the rest" for module in sharded_modules(root) for _ in state_of(module)._fsdp_param_groups
+    ]
+
+
 def params_of(root: nn.Module) -> list[ShardedParam]:
     """All sharded parameters, each once."""
     return [param for group in groups_of(root) for param in group.fsdp_params]
@@ -54,6 +68,11 @@ def params_of(root: nn.Module) -> list[ShardedParam]:
 def trained(group: ParamGroup) -> list[ShardedParam]:
     """The group's parameters that want gradients now."""
     return [param for param in group.fsdp_params if param.sharded_param.requires_grad]
+
+
+def in_backward() -> bool:
+    """Whether a backward goes on, so that a forward is one that recomputes."""
+    return bool(is_bw())
 
 
 def initialise(root: nn.Module) -> None:
@@ -72,6 +91,53 @@ def initialise(root: nn.Module) -> None:
             param.init_all_gather_outputs([t.numel() for t in inputs], [t.dtype for t in inputs], size, group.device)
             param.init_unsharded_param()
             param.free_unsharded_param()
+
+
+def own_end_of_backward(root: nn.Module) -> None:
+    """Leave the end of each backward to :func:`end_backward`; see Note [The end of a backward]."""
+    for module in sharded_modules(root):
+        state_of(module)._state_ctx.post_backward_final_callback_queued = True
+
+
+def end_backward(root: nn.Module) -> None:
+    """Do what FSDP2 does at the end of a backward, for the outermost modules that one came to."""
+    for module in sharded_modules(root):
+        state = state_of(module)
+        if state._is_root and any(_was_reached(inner) for inner in state._state_ctx.all_states):
+            state._root_post_backward_final_callback()
+            state._state_ctx.post_backward_final_callback_queued = True
+
+
+def shows_shards(group: ParamGroup) -> bool:
+    """Whether modules have the group's shards as parameters."""
+    infos = [(param._module_info, param.sharded_param) for param in group.fsdp_params]
+    return all(info.module._parameters[info.param_name] is shard for info, shard in infos)
+
+
+def end_inner_backward(root: nn.Module, *, reshard: bool) -> None:
+    """Put modules that a backward inside a forward came to back to where they were; nothing is handed over.
+
+    Args:
+        root: Those in it whose own forward goes on stay as they are.
+        reshard: Let go of parameters as after a forward.
+    """
+    for module in sharded_modules(root):
+        state = state_of(module)
+        for group in state._fsdp_param_groups:
+            if group._training_state in _BACKWARD:
+                group._training_state = TrainingState.FORWARD  # as FSDP2 wants it where it reshards after a forward
+                if reshard:
+                    group.reshard()
+                group._training_state = TrainingState.IDLE
+        if state._training_state in _BACKWARD:
+            state._training_state = TrainingState.IDLE
+
+
+_BACKWARD = (TrainingState.PRE_BACKWARD, TrainingState.POST_BACKWARD)
+
+
+def _was_reached(state: FSDPState) -> bool:
+    return state._training_state in _BACKWARD or any(g._training_state in _BACKWARD for g in state._fsdp_param_groups)
 
 
 def views_of(group: ParamGroup, flat: torch.Tensor) -> Iterator[tuple[ShardedParam, torch.Tensor]]:
@@ -109,17 +175,29 @@ class GroupWatch:
     Args:
         group: Whose calls are watched.
         keeps_parameters: Whether parameters stay gathered until the last of several backward passes.
-        on_backward: Called when a backward comes to the group.
+        in_step: Whether a training step goes on, to whose forwards a backward will come; also to those without
+            gradients, if they are those of a reentrant checkpoint.
+        on_backward: Called when a backward comes to the group; whether it is one that sums gradients.
     """
 
-    def __init__(self, group: ParamGroup, *, keeps_parameters: bool, on_backward: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        group: ParamGroup,
+        *,
+        keeps_parameters: bool,
+        in_step: Callable[[], bool],
+        on_backward: Callable[[], bool],
+    ) -> None:
         self.group = group
         self.used: set[ShardedParam] = set()
         self._keeps_parameters = keeps_parameters
+        self._in_step = in_step
         self._on_backward = on_backward
+        self._sums = True
         self._forwards = 0
         self._backwards = 0
         self._forced = False
+        self._held: list[Any] = []  # how the group reshards after a forward, while it does not
         self._originals = (group.pre_forward, group.pre_backward, group.post_backward)
         group.pre_forward = self._pre_forward  # type: ignore[method-assign]
         group.pre_backward = self._pre_backward  # type: ignore[method-assign]
@@ -133,45 +211,73 @@ class GroupWatch:
         finally:
             self._forced = False
 
+    def hold(self) -> None:
+        """Keep parameters gathered, and gradients to be handed over at the end, until the next backward is over."""
+        if not self._held:
+            self._held.append(self.group.post_forward_mesh_info)
+            self.group.post_forward_mesh_info = None
+
     def reset(self) -> None:
         """A backward is over."""
         self._forwards = self._backwards = 0
+        self._sums = True
         self.used.clear()
+        if self._held:
+            self.group.post_forward_mesh_info = self._held.pop()
 
     def release(self) -> None:
         """Watch no more."""
         for name in ("pre_forward", "pre_backward", "post_backward"):
             vars(self.group).pop(name, None)
 
+    @property
+    def _is_last(self) -> bool:
+        """Whether no further call is to be waited for; unknown where a graph is walked again (no forward before it)."""
+        return self._forced or (not self._held and 0 < self._forwards <= self._backwards)
+
     def _pre_forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._forwards += torch.is_grad_enabled() and not is_bw()
+        self._forwards += self._in_step() and not in_backward()
         if self.group.is_unsharded:  # FSDP2 passes on who wants gradients only when it gathers
             for param in self.group.fsdp_params:
                 param._unsharded_param.requires_grad_(param.sharded_param.requires_grad)
         return self._originals[0](*args, **kwargs)
 
     def _pre_backward(self, *args: Any, **kwargs: Any) -> Any:
-        self._on_backward()
-        return self._originals[1](*args, **kwargs)
+        self._sums = self._on_backward()
+        result = self._originals[1](*args, **kwargs)
+        if not self._sums and torch.is_grad_enabled():  # create_graph: this backward will itself be walked
+            self.hold()
+        return result
 
     def _post_backward(self, *args: Any) -> None:
         group = self.group
+        if not self._sums and not self._forced:
+            group._training_state = TrainingState.POST_BACKWARD
+            return
         self._backwards += 1
-        if not group.reduce_grads:
+        if group.reduce_grads and self._is_last:
+            self.used.update(param for param in trained(group) if has_gradient(param))
             self._originals[2](*args)
             return
-        if self._backwards < self._forwards and not self._forced:
-            kept, group.reduce_grads = group.reshard_after_backward, False
-            group.reshard_after_backward = kept and not self._keeps_parameters
-            try:
-                self._originals[2](*args)
-            finally:
-                group.reduce_grads, group.reshard_after_backward = True, kept
-            return
-        self.used.update(param for param in trained(group) if has_gradient(param))
-        self._originals[2](*args)
+        kept, reduces = group.reshard_after_backward, group.reduce_grads
+        keeps = self._held or (reduces and self._keeps_parameters)
+        group.reduce_grads, group.reshard_after_backward = False, kept and not keeps
+        try:
+            self._originals[2](*args)
+        finally:
+            group.reduce_grads, group.reshard_after_backward = reduces, kept
 
 
 def has_gradient(param: ShardedParam) -> bool:
     """Whether there is a gradient that has not been handed over."""
     return param.unsharded_accumulated_grad is not None or param.unsharded_param.grad is not None
+
+
+def name_of(param: ShardedParam) -> str:
+    """As the user's module calls it."""
+    return (param._param_fqn or "a parameter").removeprefix("module.")
+
+
+def some_of(names: Sequence[str], limit: int = 8) -> str:
+    """Names in a message, not too many of them."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.comm.scattered import HierarchicalScatter
-from lightning_dist.parallel.fsdp_groups import ShardedParam, params_of
+from lightning_dist.parallel.fsdp_groups import ShardedParam, name_of, params_of
 
 
 class FullTensors:
@@ -51,7 +51,7 @@ class FullTensors:
         padded = shard.new_zeros(param.padded_sharded_param_size)
         padded[: shard.shape[0]].copy_(shard.detach())
         whole = padded.new_empty((len(self._scatter.members) * padded.shape[0], *padded.shape[1:]))
-        self._scatter.all_gather(whole.view(-1), padded.view(-1)).wait()
+        self._scatter.all_gather(whole.view(-1), padded.view(-1), name=name_of(param)).wait()
         return whole[: param._orig_size[0]]
 
     def cut(self, param: ShardedParam, whole: torch.Tensor) -> DTensor:
@@ -90,27 +90,48 @@ class FullTensors:
             keep: Otherwise the result has its shape and type, but no memory.
         """
         gathered = self.gather(param, value._local_tensor)
-        return gathered if keep else gathered.new_zeros(()).expand(gathered.shape)
+        return gathered if keep else _without_memory(gathered)
 
     def _whole(self, parameter: nn.Parameter, entries: Any, keep: bool) -> Any:
         param = self.param_of(parameter)
         if param is None or not isinstance(entries, Mapping):
             return entries
         return {
-            name: self.whole(v, param, keep=keep).cpu() if isinstance(v, DTensor) else v for name, v in entries.items()
+            name: self._whole_entry(v, param, keep).cpu() if isinstance(v, DTensor) else v
+            for name, v in entries.items()
         }
+
+    def _whole_entry(self, value: DTensor, param: ShardedParam, keep: bool) -> torch.Tensor:
+        """An entry that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes."""
+        if value.shape == param._orig_size and value.placements == param._sharding_spec.placements:
+            return self.whole(value, param, keep=keep)
+        gathered = value.full_tensor()
+        return gathered if keep else _without_memory(gathered)
 
     def _cut(self, parameter: nn.Parameter, entries: Any) -> Any:
         param = self.param_of(parameter)
         if param is None or not isinstance(entries, Mapping):
             return entries
-        shape = param._orig_size
         return {
-            name: self.cut(param, v)
-            if isinstance(v, torch.Tensor) and not isinstance(v, DTensor) and v.shape == shape
-            else v
+            name: self._cut_entry(param, v) if isinstance(v, torch.Tensor) and not isinstance(v, DTensor) else v
             for name, v in entries.items()
         }
+
+    def _cut_entry(self, param: ShardedParam, value: torch.Tensor) -> torch.Tensor:
+        if value.shape == param._orig_size:
+            return self.cut(param, value)
+        if value.dim() == 0:  # a count of steps
+            return value
+        mesh, value = param._sharding_spec.mesh, value.to(param.sharded_param.device)
+        if value.shape[0] != param._orig_size[0]:
+            return DTensor.from_local(value, mesh, [Replicate()], run_check=False)
+        rows = param.padded_sharded_param_size[0]
+        shard = value[self._scatter.index * rows :][:rows].contiguous()
+        return DTensor.from_local(shard, mesh, [Shard(0)], run_check=False, shape=value.shape, stride=value.stride())
+
+
+def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.new_zeros(()).expand(tensor.shape)
 
 
 class StateDictHooks:

@@ -47,9 +47,11 @@ class LaneAllGather(_Allocates, AllGather):
 
     Args:
         scatter_of: Process group that FSDP2 may name, and lanes over its ranks.
+        name: Of what is gathered.
     """
 
-    def __init__(self, scatter_of: Iterable[tuple[dist.ProcessGroup, HierarchicalScatter]]) -> None:
+    def __init__(self, scatter_of: Iterable[tuple[dist.ProcessGroup, HierarchicalScatter]], *, name: str) -> None:
+        self._name = name
         self._scatter_of = {group.group_name: scatter for group, scatter in scatter_of}
 
     def __call__(
@@ -60,7 +62,7 @@ class LaneAllGather(_Allocates, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """See FSDP2's ``AllGather``."""
-        work = FutureWork(self._scatter_of[group.group_name].all_gather(output_tensor, input_tensor))
+        work = FutureWork(self._scatter_of[group.group_name].all_gather(output_tensor, input_tensor, name=self._name))
         if async_op:
             return work
         work.wait()

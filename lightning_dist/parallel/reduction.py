@@ -8,6 +8,10 @@ Note [A backward]
     backward the groups that were not used hand over zeros, everything is waited for, and parameters that no rank used
     lose their gradient again.
 
+    That end is the end of the graph task in which the loss itself gets its gradient, so that it comes before Lightning
+    calls on_after_backward. A backward that the strategy did not start (``autograd.grad`` inside a step) sums nothing;
+    see :mod:`~lightning_dist.parallel.inner_backward`.
+
     Three conditions make it right that FSDP2 goes on before a sum has arrived: the sum has the parameter's own type
     (FSDP2 would cast it at once), it is a mean (FSDP2 would scale it at once), and nothing is added to it. Where one
     does not hold, the sum is waited for where it is started.
@@ -18,15 +22,33 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import nn
 from torch.autograd import Variable
 from torch.futures import Future
+from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.legs import keep_for_current_stream
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.errors import LateGradientError, UnusedParametersError
-from lightning_dist.parallel.fsdp_groups import GroupWatch, ParamGroup, ShardedParam, has_gradient, trained, views_of
+from lightning_dist.parallel.fsdp_groups import (
+    GroupWatch,
+    ShardedParam,
+    end_backward,
+    groups_of,
+    has_gradient,
+    name_of,
+    names_of_groups,
+    own_end_of_backward,
+    params_of,
+    some_of,
+    trained,
+    views_of,
+)
+from lightning_dist.parallel.inner_backward import InnerBackward
+from lightning_dist.parallel.lost_writes import LostWrites
 from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
 Vote = Callable[[Sequence[bool]], list[bool]]
 """Every rank says yes or no to some questions; the answer to each is yes if any rank's is. Collective."""
@@ -36,7 +58,7 @@ class GradientReduction:
     """Sums gradients of parameter groups into shards; every rank makes it, and runs backward, alike.
 
     Args:
-        groups: Watched, in the order of a forward.
+        root: FSDP2 was applied to it or to modules in it.
         scatter: Sums over the ranks that share the shards.
         across: Sums shards over the replicas of a shard, where there are several; ``None`` where there is one.
         replicated: Gradients of parameters that are whole on each rank.
@@ -47,7 +69,7 @@ class GradientReduction:
 
     def __init__(
         self,
-        groups: Sequence[ParamGroup],
+        root: nn.Module,
         *,
         scatter: HierarchicalScatter,
         across: HierarchicalAllReduce | None,
@@ -59,15 +81,26 @@ class GradientReduction:
     ) -> None:
         self.synchronises = True  # whether backward sums at all
         self.crosses = True  # whether sums go on to other replicas
+        self.in_step = False  # whether a training step goes on
+        self._root = root
         self._watches = [
-            GroupWatch(group, keeps_parameters=keeps_parameters, on_backward=self._begin) for group in groups
+            GroupWatch(
+                group,
+                keeps_parameters=keeps_parameters,
+                in_step=lambda: self.in_step,
+                on_backward=self._on_backward,
+            )
+            for group in groups_of(root)
         ]
+        self._names = names_of_groups(root)
+        self._inner = InnerBackward(root, keeps_parameters=keeps_parameters)
         self._scatter = scatter
         self._across = across
         self._replicated = replicated
         self._vote = vote
         self._waits_at_once = waits_at_once
         self._max_pending = max_pending
+        self._started: RemovableHandle | None = None  # by the strategy: how the loss tells that its backward begins
         self._running = False
         self._finished = False
         self._expected: list[int] = []
@@ -78,6 +111,9 @@ class GradientReduction:
         self._seen: set[int] = set()
         self._aside: dict[ShardedParam, torch.Tensor] = {}
         self._carried: set[ShardedParam] = set()  # of which gradients were there before
+        own_end_of_backward(root)
+        self._writes = LostWrites(root)
+        self._refusals = refuse_direct_gradients(params_of(root))
 
     def arrive(self, index: int, output: torch.Tensor, gradients: torch.Tensor | None, mean: bool = True) -> None:
         """A group has its gradients.
@@ -90,9 +126,8 @@ class GradientReduction:
         """
         if index in self._seen:
             raise LateGradientError(
-                f"{self._watches[index].group._module_fqn or 'the root'} was reached twice by one backward, which its "
-                "gradients do not survive: two backward passes walk one graph. Give each its own forward, or write "
-                "parallel=ddp"
+                f"{self._watches[index].group._module_fqn or 'the root'} was reached by one backward more often "
+                "than it was called, which its gradients do not survive: write parallel=ddp"
             )
         self._arrived[index] = (output, gradients, mean)
         self._seen.add(index)
@@ -105,17 +140,44 @@ class GradientReduction:
             self._launch(self._expected[self._launched])
             self._launched += 1
 
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """The strategy starts a backward."""
+        self._finished = False
+        if loss.requires_grad:
+            self._started = loss.register_hook(self._enter)
+
     def after_backward(self) -> None:
-        """Take part in the sums of a backward that came to none of this rank's groups."""
-        if self.synchronises and not self._finished:
+        """It is over; take part in the sums of one that came to none of this rank's groups."""
+        if self._started is not None:
+            self._started.remove()
+            self._started = None
+        if not self._finished:
             self._begin()
             self._finish()
         self._finished = False
 
+    def forget(self) -> None:
+        """No backward comes for the forwards there were."""
+        for watch in self._watches:
+            watch.reset()
+
     def release(self) -> None:
         """Leave FSDP2 as it was."""
+        for handle in self._refusals:
+            handle.remove()
         for watch in self._watches:
             watch.release()
+
+    def _enter(self, gradient: torch.Tensor) -> None:
+        """The loss has its gradient: this is the outermost graph task, whatever tasks run inside it."""
+        Variable._execution_engine.queue_callback(self._finish)
+
+    def _on_backward(self) -> bool:
+        if self._started is None:
+            self._inner.begin()
+            return False
+        self._begin()
+        return True
 
     def _begin(self) -> None:
         if self._running or not self.synchronises:
@@ -130,8 +192,6 @@ class GradientReduction:
                     self._aside[param] = _local(param.sharded_param.grad)
                     param.sharded_param.grad = None
         self._carried = set(self._aside)
-        if torch._C._current_graph_task_id() != -1:  # in a backward; after FSDP2's own callback, queued before
-            Variable._execution_engine.queue_callback(self._finish)
 
     def _launch(self, index: int) -> None:
         output, gradients, mean = self._arrived.pop(index)
@@ -149,7 +209,8 @@ class GradientReduction:
         if gradients is None:
             then()
         else:
-            self._pending.append(self._scatter.reduce_scatter(output, gradients, mean=mean, then=then))
+            name = self._names[index]
+            self._pending.append(self._scatter.reduce_scatter(output, gradients, name=name, mean=mean, then=then))
 
     def _wait(self, most: int) -> None:
         while len(self._pending) > most:
@@ -160,7 +221,11 @@ class GradientReduction:
 
     def _finish(self) -> None:
         try:
-            self._complete()
+            self._begin()
+            end_backward(self._root)
+            if self.synchronises:
+                self._complete()
+                self._writes.check()
         finally:
             self._running = False
             self._finished = True
@@ -168,8 +233,7 @@ class GradientReduction:
             self._pending.clear()
             self._crossing.clear()
             self._aside.clear()
-            for watch in self._watches:
-                watch.reset()
+            self.forget()
 
     def _complete(self) -> None:
         for index in self._expected:
@@ -188,20 +252,19 @@ class GradientReduction:
         for param, was_used in zip(params, used, strict=True):
             if not was_used and param not in self._carried:
                 param.sharded_param.grad = None
-        if late := [_name(param) for param in params if has_gradient(param)]:
+        if late := [name_of(param) for param in params if has_gradient(param)]:
             raise LateGradientError(
-                f"gradients of {_some(late)} arrived after those of their module were complete, as in a backward "
-                "through a backward (a gradient penalty, autograd.grad with create_graph=True). Sharded modules do not "
-                "take that: write parallel=ddp"
+                f"gradients of {some_of(late)} arrived after those of their module were complete: it is used outside "
+                "of its forward. Sharded modules do not take that: write parallel=ddp"
             )
         if self._vote is None:
-            names = [*map(_name, params), *self._replicated.names()]
+            names = [*map(name_of, params), *self._replicated.names()]
             self._refuse([name for name, was_used in zip(names, [*used, *whole], strict=True) if not was_used])
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:
             raise UnusedParametersError(
-                f"some parameters took no part in producing the loss that training_step returned: {_some(names)}. If "
+                f"some parameters took no part in producing the loss that training_step returned: {some_of(names)}. If "
                 "that is intended, let them be found: parallel.find_unused_parameters=true, or "
                 "HierDistStrategy(..., find_unused_parameters=True); or freeze them"
             )
@@ -210,11 +273,3 @@ class GradientReduction:
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     local: torch.Tensor = getattr(gradient, "_local_tensor", gradient)
     return local
-
-
-def _some(names: Sequence[str], limit: int = 8) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def _name(param: ShardedParam) -> str:
-    return (param._param_fqn or "a parameter").removeprefix("module.")

@@ -42,7 +42,7 @@ class ReplicatedGradients:
             alike = [parameter for parameter in chosen if parameter.dtype == dtype]
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in alike]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            if self._group.size > 1:
+            if self._group.size > 1 and flat.numel():
                 self._collectives.all_reduce(flat, self._group)
                 flat.div_(self._group.size)
             for parameter, mean in zip(alike, flat.split([p.numel() for p in alike]), strict=True):

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_dist.errors import ConfigError
+from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.parallel.copies import RefusedCopies
 from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gathered, show_shards
 from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
+from lightning_dist.parallel.outside_calls import OutsideCalls
 from lightning_dist.parallel.reduction import GradientReduction
-from lightning_dist.parallel.unsharding import unshard_for_good
+from lightning_dist.parallel.unsharding import unshard_for_good, unshard_without_values
 
 _BROADCAST_BYTES = 250 << 20  # as DDP's
 
@@ -73,6 +75,8 @@ class Sharded(nn.Module):
         self.reduction: GradientReduction
         self.full: FullTensors
         self._hooks: StateDictHooks
+        self._outside: OutsideCalls
+        self._copies: RefusedCopies
 
     def complete(
         self, *, reduction: GradientReduction, full: FullTensors, originals: Mapping[str, nn.Parameter]
@@ -82,11 +86,14 @@ class Sharded(nn.Module):
         self.full = full
         self._originals = dict(originals)
         self._hooks = StateDictHooks(self.module, full)
+        self._outside = OutsideCalls(self)
+        self._copies = RefusedCopies(self)
         self._groups = groups_of(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; in training, buffers are brought to rank 0's state first."""
-        if torch.is_grad_enabled() and self.module.training:
+        self.reduction.in_step = torch.is_grad_enabled() and self.module.training
+        if self.reduction.in_step:
             if self._buffers_due:
                 self.sync_buffers()
             self._buffers_due = not self._in_window
@@ -96,7 +103,11 @@ class Sharded(nn.Module):
         ahead = (self._policy.keeps_parameters and not self.by_child) or self._is_whole
         if ahead:
             self._gather_ahead()
-        outputs = self.module(*args, **kwargs)
+        self._outside.is_step = True
+        try:
+            outputs = self.module(*args, **kwargs)
+        finally:
+            self._outside.is_step = self.reduction.in_step = False
         if ahead:  # also what this rank did not use: in the next forward all ranks must gather the same again
             for group in self._groups:
                 group.wait_for_unshard()
@@ -151,6 +162,7 @@ class Sharded(nn.Module):
     def end_evaluation(self) -> None:
         """After them: nothing stays gathered, since whoever changes weights changes the shards."""
         self._is_whole = False
+        self.reduction.forget()
         while self._resharding:
             group, info = self._resharding.pop()
             group.post_forward_mesh_info = info
@@ -158,6 +170,7 @@ class Sharded(nn.Module):
 
     def let_go(self) -> None:
         """Let all gathered parameters go, also what was gathered ahead and not used."""
+        self.reduction.forget()
         for group in self._groups:
             group.wait_for_unshard()
             group.reshard()
@@ -191,9 +204,19 @@ class Sharded(nn.Module):
     def check_optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Refuse optimizers of parameters as they were before the sharding: they would step nothing.
 
+        And those that look at whole matrices.
+
         Raises:
             ConfigError: An optimizer holds some.
+            CombinationError: An optimizer cannot step shards.
         """
+        optimizers = list(optimizers)
+        for optimizer in optimizers:
+            if any(base.__name__ == "Adafactor" for base in type(optimizer).__mro__):
+                raise CombinationError(
+                    "Adafactor takes means over rows and columns of whole matrices, which torch does not do on shards: "
+                    "write parallel=ddp, or torch.optim.AdamW"
+                )
         names = {id(p): name.removeprefix("module.") for name, p in self._originals.items()}
         present = {id(p) for p in self.module.parameters()}
         held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -223,13 +246,17 @@ class Sharded(nn.Module):
         """Undo the sharding, so that the module is what it was, with the trained values; collective if ``whole``.
 
         Args:
-            whole: Gather the parameters; else the module keeps its shards and is of no further use.
+            whole: Gather the parameters; else they are lost, and the module says so.
         """
         self.reduction.release()
         self._hooks.release()
+        self._outside.release()
+        self._copies.release()
         if whole:
             self.let_go()
             unshard_for_good(self, self.full, self._originals)
+        else:
+            unshard_without_values(self, self._originals)
 
 
 def _default_group() -> dist.ProcessGroup:

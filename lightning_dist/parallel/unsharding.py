@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -12,9 +12,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from lightning_dist.parallel.fsdp_groups import ParamGroup, ShardedParam, groups_of, sharded_modules, state_of
 from lightning_dist.parallel.full_tensors import FullTensors
+from lightning_dist.parallel.lost_weights import LostWeights
+
+ValueOf = Callable[[ShardedParam, nn.Parameter | None], torch.Tensor]
+"""The value a parameter gets, given the one that was there before, if there was one."""
 
 
-@torch.no_grad()
 def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str, nn.Parameter]) -> None:
     """Gather all parameters and take FSDP2 away; every rank calls it.
 
@@ -23,19 +26,46 @@ def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str,
         full: Gathers its tensors.
         originals: Name -> the parameter that was there before, which gets the values back; others get a new one.
     """
+    _unshard(root, originals, lambda param, _: full.gather(param, param._sharded_local_tensor))
+
+
+def unshard_without_values(root: nn.Module, originals: Mapping[str, nn.Parameter]) -> None:
+    """Take FSDP2 away where other ranks may be gone: parameters are empty, and their modules refuse to be used."""
+    sizes: dict[nn.Module, dict[str, torch.Size]] = {}
+    for group in groups_of(root):
+        for param in group.fsdp_params:
+            for module, name in _places(param):
+                sizes.setdefault(module, {})[name] = param._orig_size
+    _unshard(root, originals, lambda param, _: torch.empty(0, dtype=param.orig_dtype))
+    for module, lost in sizes.items():
+        LostWeights(module, lost)
+
+
+def undo_sharding(root: nn.Module, originals: Mapping[str, nn.Parameter]) -> None:
+    """Take FSDP2 away where it was not applied to the end; the parameters that were there before have their values."""
+
+    def own_value(param: ShardedParam, original: nn.Parameter | None) -> torch.Tensor:
+        return original.data if original is not None else torch.empty(param._orig_size, dtype=param.orig_dtype)
+
+    _unshard(root, originals, own_value)
+
+
+@torch.no_grad()
+def _unshard(root: nn.Module, originals: Mapping[str, nn.Parameter], value_of: ValueOf) -> None:
     names = {id(parameter): name for name, parameter in root.named_parameters()}
     for group in groups_of(root):
         group._to_sharded()
         for param in group.fsdp_params:
             sharded = param.sharded_param
-            whole = full.gather(param, param._sharded_local_tensor)
-            parameter = originals.get(names[id(sharded)])
+            parameter = originals.get(names.get(id(sharded), ""))
+            value = value_of(param, parameter)
             if parameter is None:
-                parameter = nn.Parameter(whole)
+                parameter = nn.Parameter(value, requires_grad=sharded.requires_grad)
             else:
-                parameter.data = whole
+                parameter.data = value
             parameter.requires_grad_(sharded.requires_grad)
-            _put_back(param, parameter)
+            for module, name in _places(param):
+                module._parameters[name] = parameter
             param._post_load_hook_handle.remove()
         _remove_group_hooks(group)
     for module in sharded_modules(root):
@@ -45,12 +75,10 @@ def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str,
             vars(module).pop(name, None)
 
 
-def _put_back(param: ShardedParam, parameter: nn.Parameter) -> None:
+def _places(param: ShardedParam) -> list[tuple[nn.Module, str]]:
+    """Where it is, more than once if it is tied."""
     info = param._module_info
-    for module, name in zip(
-        (info.module, *info.shared_modules), (info.param_name, *info.shared_param_names), strict=True
-    ):
-        module._parameters[name] = parameter
+    return list(zip((info.module, *info.shared_modules), (info.param_name, *info.shared_param_names), strict=True))
 
 
 def _remove_group_hooks(group: ParamGroup) -> None:

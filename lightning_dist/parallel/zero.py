@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from lightning_dist.comm.agreement import Agreement
@@ -27,13 +28,16 @@ from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import ParallelConfig
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
-from lightning_dist.parallel.fsdp_groups import groups_of, initialise
+from lightning_dist.parallel.children import callable_children, without_owner
+from lightning_dist.parallel.fsdp_groups import groups_of, initialise, names_of_groups
 from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
+from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.replicated import ReplicatedGradients
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
+from lightning_dist.parallel.unsharding import undo_sharding
 
 POLICIES: dict[str, ShardPolicy] = {
     "zero1": ShardPolicy(keeps_parameters=True, sums_each_micro_step=False),
@@ -112,13 +116,17 @@ def shard(
         links: What shards travel over.
         device: Where its parameters are to live.
         seed: Of parameters made on the meta device; the same on all ranks.
-        by_child: Shard each child for itself; parameters of ``module`` itself stay whole. FSDP2 gathers the rest of a
-            module once for its whole forward, so a forward that trains, as manual optimization does, must not have one.
+        by_child: Shard each child for itself; parameters that are not in exactly one of them stay whole. FSDP2 gathers
+            the rest of a module once for its whole forward, so a forward that trains, as manual optimization does, must
+            not have one.
 
     Raises:
         ConfigError: A name of ``parallel.shard_modules`` matches nothing, or a module on the meta device cannot make
             its values.
+        LostWeightsError: A fit of the module has failed.
     """
+    if has_lost_weights(module):
+        raise_lost(type(module).__name__)
     if any(isinstance(inner, FSDPModule) for inner in module.modules()):
         raise ConfigError(
             "the model is sharded already, by another Trainer's strategy or by fully_shard in your code; give the "
@@ -138,10 +146,16 @@ def shard(
     blocks = [block.module for block in survey.blocks]  # those inside others come first
     originals = {} if was_meta else dict(sharded.named_parameters())
     kept_whole = unshardable(sharded)
+    rest: list[nn.Module] = [sharded]
     if by_child:
-        kept_whole |= {f"module.{name}": p for name, p in module.named_parameters(recurse=False)}
-    rest = [child for child in module.children() if child not in blocks] if by_child else [sharded]
-    _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
+        children = callable_children(module)
+        kept_whole |= without_owner(sharded, children)
+        rest = [child for child in children if child not in blocks]
+    try:
+        _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
+    except BaseException:
+        undo_sharding(sharded, originals)
+        raise
     for name, parameter in originals.items():
         if name not in kept_whole:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
@@ -157,7 +171,7 @@ def policy_of(config: ParallelConfig) -> ShardPolicy:
 
 
 def unshardable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter, of those that FSDP2 does not take: without a dimension, or of a type few others have.
+    """Name -> parameter, of those that FSDP2 does not take: of one value, of none, or of a type few others have.
 
     A group of FSDP2 sums its gradients in one tensor, so its parameters must be of one type.
     """
@@ -166,7 +180,7 @@ def unshardable(module: nn.Module) -> dict[str, nn.Parameter]:
     for parameter in named.values():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
     common = max(sizes, key=lambda dtype: sizes[dtype], default=None)
-    return {name: p for name, p in named.items() if p.dim() == 0 or p.dtype != common}
+    return {name: p for name, p in named.items() if p.dim() == 0 or not p.numel() or p.dtype != common}
 
 
 def _apply(
@@ -198,6 +212,9 @@ def _apply(
             others = [block for block in blocks if block is not target and block in inside]
             materialize(target, device, skip=others)
             _align(target, others, links, device)
+            for parameter in target.parameters():
+                if not isinstance(parameter, DTensor):  # FSDP2 takes no other memory format; the values are the same
+                    parameter.data = parameter.data.contiguous()
             fully_shard(
                 target,
                 mesh=links.mesh,
@@ -240,7 +257,7 @@ def _connect(
     initialise(sharded)
     groups = groups_of(sharded)
     reduction = GradientReduction(
-        groups,
+        sharded,
         scatter=links.scatter,
         across=links.across,
         replicated=ReplicatedGradients(kept_whole, collectives=links.collectives, group=links.world),
@@ -251,9 +268,8 @@ def _connect(
     scatter_of = [(links.mesh.get_group(), links.scatter)]
     if links.secondary is not None and links.secondary_scatter is not None:
         scatter_of.append((links.secondary.get_group(1), links.secondary_scatter))
-    gather = LaneAllGather(scatter_of)
-    for index, group in enumerate(groups):
-        group._all_gather_comm = gather
+    for index, (group, name) in enumerate(zip(groups, names_of_groups(sharded), strict=True)):
+        group._all_gather_comm = LaneAllGather(scatter_of, name=name)
         group._reduce_scatter_comm = LaneReduceScatter(_bound(reduction, index))
         if links.mesh.size() == 1:  # FSDP2 then calls no collective
             group._all_reduce_hook = _sum_hook(reduction, index)

@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from tests.distributed.lightning_runs import (
     Batch,
@@ -90,11 +91,28 @@ class SometimesNet(nn.Module):
         return self.last(self.blocks[3](torch.tanh(self.blocks[2](x))))
 
 
+class FormatsNet(nn.Module):
+    """Convolutions in channels_last, a transposed weight, parameters without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv2d(2, 5, 2), nn.Conv2d(5, 4, 2)).to(memory_format=torch.channels_last)
+        self.last = nn.Linear(4, 3)
+        self.last.weight = nn.Parameter(torch.randn(4, 3).t())
+        self.none = nn.Parameter(torch.empty(0))
+        self.last.columns = nn.Parameter(torch.empty(3, 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        images = nn.functional.pad(x, (0, 11)).view(-1, 2, 3, 3)
+        return self.last(self.convs(images).flatten(1)) + self.none.sum() + self.last.columns.sum()
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "odd": OddNet,
     "tied": TiedNet,
     "frozen": FrozenNet,
     "sometimes": SometimesNet,
+    "formats": FormatsNet,
 }
 OPTIMIZERS = {"sgd": sgd, "adamw": adamw}
 
@@ -108,6 +126,31 @@ def two_groups(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS["two groups"] = two_groups
+
+
+class RowsAndColumns(torch.optim.Optimizer):
+    """Scales gradients by running means over rows and over columns: its state has other shapes than its parameters."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = closure() if closure is not None else None
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            state, gradient = self.state[parameter], parameter.grad
+            rows = gradient.flatten(1).abs().mean(1, keepdim=True) if gradient.dim() > 1 else gradient.abs()
+            columns = gradient.abs().sum(0, keepdim=True)
+            if isinstance(columns, DTensor):
+                columns = columns.redistribute(placements=[Replicate()])
+            for name, mean in (("rows", rows), ("columns", columns)):
+                state[name] = 0.5 * state[name] + 0.5 * mean if name in state else mean
+            parameter.sub_(gradient / (state["rows"] + state["columns"] + 0.1), alpha=0.05)
+        return loss
+
+
+OPTIMIZERS["rows and columns"] = RowsAndColumns
+OPTIMIZERS["adafactor"] = torch.optim.Adafactor
 
 
 @dataclass(frozen=True)

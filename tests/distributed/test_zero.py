@@ -53,7 +53,7 @@ def test_every_mode_equals_one_process(ranks: RankPool, mode: str, layout: str, 
     check(ranks.run(train, layout=LAYOUTS[layout], args=(case,)), case)
 
 
-@pytest.mark.parametrize("net", ["tied", "frozen"])
+@pytest.mark.parametrize("net", ["tied", "frozen", "formats"])
 @pytest.mark.parametrize("mode", MODES)
 def test_tied_frozen_and_reused_parameters(ranks: RankPool, mode: str, net: str) -> None:
     case = Case(net=net, optimizer="two groups", strategy=MODES[mode], accumulation=2)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_dist.comm.collectives import Collectives
-from lightning_dist.comm.signatures import SignatureCheck, amount_of
+from lightning_dist.comm.signatures import SignatureCheck, amount_of, tag_of
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError
 from lightning_dist.events import EventStream
 
@@ -91,3 +91,31 @@ def test_shapes_may_differ_where_sizes_do_not() -> None:
     zero, one, _ = make_pair()
     zero.check(asked_for(torch.zeros(6), mean=True), operation="all_reduce")
     one.check(asked_for(torch.zeros(2, 3), mean=True), operation="all_reduce")
+
+
+def agree_on(zero: SignatureCheck, one: SignatureCheck, *names: str) -> None:
+    for name in names:
+        zero.check(name, operation="all_gather")
+        one.check(name, operation="all_gather")
+
+
+def test_who_waits_long_finds_out_that_the_first_rank_asked_for_something_new() -> None:
+    zero, one, _ = make_pair()
+    agree_on(zero, one, "a", "b", "a")
+    zero.check("a", operation="all_gather")  # new after a
+    look = one.check("b", operation="all_gather")  # agreed after a
+    with pytest.raises(CollectiveMismatchError, match=r"asks for b as operation 3 .* for a:"):
+        look(3.0)
+
+
+def test_the_first_rank_says_what_it_asked_for_when_it_waits_long() -> None:
+    zero, one, _ = make_pair()
+    agree_on(zero, one, "a", "b", "a")
+    look = zero.check("b", operation="all_gather")  # agreed after a: it has not said so
+    look(3.0)
+    with pytest.raises(CollectiveMismatchError, match=r"asks for a as operation 3 .* for b:"):
+        one.check("a", operation="all_gather")
+
+
+def test_messages_of_different_operations_have_different_tags() -> None:
+    assert tag_of("everybody's 10 x float32 of a") != tag_of("everybody's 10 x float32 of b")
