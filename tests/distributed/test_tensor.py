@@ -1,0 +1,706 @@
+"""Split models equal whole ones: values, gradients, optimizers, dropout; alone and with data parallelism around."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F  # noqa: N812  # the name everybody uses
+from torch.utils.checkpoint import checkpoint
+
+from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.parallel.tensor import clip_by_norm, global_norm, keep_kinds_apart, parallelize
+from tests.distributed.split_models import (
+    BATCH,
+    MODELS,
+    TIME,
+    VOCABULARY,
+    RunResult,
+    disturbed,
+    full_optimizer_state,
+    loss_of,
+    make_batches,
+    make_gpt,
+    make_optimizer,
+    placed_mesh,
+    whole_gpt,
+)
+from tests.support.ranks import RankPool, RanksFailed
+from tests.support.reference import ReferenceStep, assert_same, train_reference
+from tests.support.tasks import RankContext
+
+STEPS = 4
+MAX_NORM = 0.5
+# What other orders of summation differ by after a few steps; nothing but rounding, as the runs in fp64 show.
+ATOL = {torch.float32: 1e-6, torch.float64: 1e-13}
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def train(
+    context: RankContext,
+    kind: str,
+    axes: dict[str, int],
+    optimizer_name: str,
+    *,
+    loss_parallel: bool = False,
+    data_parallel: str = "",
+    dtype: torch.dtype = torch.float32,
+    plan: Any = "auto",
+    clip: bool = False,
+) -> RunResult:
+    model = MODELS[kind]().to(dtype)
+    with placed_mesh(context, axes) as placed:
+        tp_mesh = placed.mesh["tp"]
+        parallel = parallelize(disturbed(model, tp_mesh), tp_mesh, plan=plan, loss_parallel=loss_parallel)
+        data_mesh = placed.mesh["dp_shard"] if data_parallel else None
+        if data_parallel == "fsdp":
+            for module in model.modules():
+                if type(module).__name__ in ("Block", "DecoderLayer"):
+                    fully_shard(module, mesh=data_mesh)
+            fully_shard(model, mesh=data_mesh)
+        optimizer = make_optimizer(optimizer_name, model.parameters())
+        keep_kinds_apart(optimizer)
+        seed = data_mesh.get_local_rank() if data_mesh is not None else 0
+        losses, norms = [], []
+        for batch in make_batches(kind, STEPS, seed=seed, dtype=dtype):
+            optimizer.zero_grad()
+            with parallel.running():
+                loss = loss_of(model, batch)
+            with parallel.running():
+                loss.backward()
+            if data_parallel == "average":
+                average(model, data_mesh)
+            if clip:
+                norms.append(float(clip_by_norm(model.parameters(), MAX_NORM)))
+            optimizer.step()
+            assert not isinstance(loss, DTensor), "the loss is a plain tensor"
+            losses.append(float(loss.detach()))
+        weights = {name: value.clone() for name, value in parallel.full_state_dict().items()}
+        return RunResult(losses, weights, full_optimizer_state(parallel, model, optimizer), norms)
+
+
+def average(model: nn.Module, mesh: Any) -> None:
+    """As DDP would, after backward, over the data axis; on each rank's own parts."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        dist.all_reduce(local, group=mesh.get_group())
+        local /= mesh.size()
+
+
+def reference(
+    kind: str, optimizer_name: str, *, data_ranks: int = 1, dtype: torch.dtype = torch.float32, clip: bool = False
+) -> list[ReferenceStep]:
+    return train_reference(
+        make_model=lambda: MODELS[kind]().to(dtype),
+        make_optimizer=lambda parameters: make_optimizer(optimizer_name, parameters),
+        batches=[make_batches(kind, STEPS, seed=rank, dtype=dtype) for rank in range(data_ranks)],
+        loss_of=loss_of,
+        clip_norm=MAX_NORM if clip else None,
+    )
+
+
+def check(results: list[RunResult], steps: list[ReferenceStep], losses_of_rank: list[int], atol: float) -> None:
+    for result, data_rank in zip(results, losses_of_rank, strict=True):
+        expected = [step.rank_losses[0][data_rank] for step in steps]
+        assert result.losses == pytest.approx(expected, abs=max(atol, 1e-12))
+        assert_same(result.weights, steps[-1].weights, atol=atol)
+        assert_same(result.optimizer_state, steps[-1].optimizer_state, atol=10 * atol)  # gradients of up to 10, summed
+        if result.norms:
+            assert result.norms == pytest.approx([step.gradient_norm for step in steps], rel=1e-6)
+
+
+@pytest.mark.parametrize("loss_parallel", [False, True], ids=["gathered", "loss_parallel"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("kind", "size"), [("gpt", 2), ("gpt", 4), ("huggingface", 2)])
+def test_equals_one_process(ranks: RankPool, kind: str, size: int, optimizer: str, loss_parallel: bool) -> None:
+    results = ranks.run(
+        train, world_size=size, args=(kind, {"tp": size}, optimizer), kwargs={"loss_parallel": loss_parallel}
+    )
+    check(results, reference(kind, optimizer), [0] * size, ATOL[torch.float32])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_sizes_may_be_odd(ranks: RankPool, optimizer: str) -> None:
+    results = ranks.run(train, world_size=3, args=("mlp", {"tp": 3}, optimizer))
+    check(results, reference("mlp", optimizer), [0] * 3, ATOL[torch.float32])
+
+
+@pytest.mark.parametrize(("kind", "size"), [("gpt", 4), ("huggingface", 2), ("mlp", 3)])
+def test_the_difference_is_rounding(ranks: RankPool, kind: str, size: int) -> None:
+    results = ranks.run(
+        train,
+        world_size=size,
+        args=(kind, {"tp": size}, "sgd"),
+        kwargs={"dtype": torch.float64, "loss_parallel": kind != "mlp"},
+    )
+    check(results, reference(kind, "sgd", dtype=torch.float64), [0] * size, ATOL[torch.float64])
+
+
+@pytest.mark.parametrize("kind", ["gpt", "huggingface"])
+@pytest.mark.parametrize("data_parallel", ["average", "fsdp"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_equals_one_process_with_data_parallelism(
+    ranks: RankPool, kind: str, data_parallel: str, optimizer: str
+) -> None:
+    results = ranks.run(
+        train,
+        world_size=4,
+        args=(kind, {"dp_shard": 2, "tp": 2}, optimizer),
+        kwargs={"data_parallel": data_parallel, "loss_parallel": True, "clip": True},
+    )
+    check(results, reference(kind, optimizer, data_ranks=2, clip=True), [0, 0, 1, 1], ATOL[torch.float32])
+
+
+@pytest.mark.parametrize("optimizer", ["foreach", "fused"])
+def test_optimizers_may_work_on_lists_under_fsdp(ranks: RankPool, optimizer: str) -> None:
+    results = ranks.run(
+        train,
+        world_size=4,
+        args=("gpt", {"dp_shard": 2, "tp": 2}, optimizer),
+        kwargs={"data_parallel": "fsdp"},
+    )
+    check(results, reference("gpt", optimizer, data_ranks=2), [0, 0, 1, 1], ATOL[torch.float32])
+
+
+def test_ranks_of_a_host_may_be_numbered_in_turn(ranks: RankPool) -> None:
+    results = ranks.run(
+        train,
+        layout={"a": [0, 2], "b": [1, 3]},
+        args=("gpt", {"dp_shard": 2, "tp": 2}, "sgd"),
+        kwargs={"data_parallel": "fsdp", "clip": True},
+    )
+    check(results, reference("gpt", "sgd", data_ranks=2, clip=True), [0, 1, 0, 1], ATOL[torch.float32])
+
+
+PARTIAL_PLANS = [
+    {"blocks.*.up": "column", "blocks.*.down": "row"},
+    {"tokens": "embedding", "head": "head"},
+    {
+        "*attention": "heads:n_head",
+        "*.qkv": "fused_column:3",
+        "*attention.out": "row",
+        "blocks.0.*.out": "replicate",
+        "blocks.0.*.qkv": "replicate",
+        "blocks.0.attention": "heads:",
+    },
+]
+
+
+@pytest.mark.parametrize("plan", PARTIAL_PLANS, ids=["mlp", "vocabulary", "attention_of_one_block"])
+def test_a_part_of_the_layers_may_be_split(ranks: RankPool, plan: dict[str, str]) -> None:
+    results = ranks.run(train, world_size=2, args=("gpt", {"tp": 2}, "sgd"), kwargs={"plan": plan})
+    check(results, reference("gpt", "sgd"), [0, 0], ATOL[torch.float32])
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def split_and_look(context: RankContext) -> dict[str, Any]:
+    model = make_gpt()
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(disturbed(model, placed.mesh), placed.mesh)
+        parameters = dict(model.named_parameters())
+        attention = model.blocks[0].attention
+        return {
+            "full": {name: value.clone() for name, value in parallel.full_state_dict().items()},
+            "local": {
+                name: (p.to_local() if isinstance(p, DTensor) else p).detach().clone() for name, p in parameters.items()
+            },
+            "whole": [name for name, p in parameters.items() if not isinstance(p, DTensor)],
+            "is_tied": model.head.weight is model.tokens.weight,
+            "n_head": attention.n_head,
+            "tp_dims": dict(parallel.tp_dims),
+            "description": parallel.split.describe(),
+        }
+
+
+def test_every_rank_holds_its_part_of_the_first_ranks_values(ranks: RankPool) -> None:
+    whole = {name: p.detach() for name, p in whole_gpt().named_parameters()}
+    results = ranks.run(split_and_look, world_size=2)
+    for rank, result in enumerate(results):
+        assert_same({k: v for k, v in result["full"].items() if k != "head.weight"}, whole, atol=0)
+        assert torch.equal(result["full"]["head.weight"], whole["tokens.weight"])
+        local = result["local"]
+        q, k, v = (part.chunk(2)[rank] for part in whole["blocks.1.attention.qkv.weight"].chunk(3))
+        assert torch.equal(local["blocks.1.attention.qkv.weight"], torch.cat([q, k, v]))
+        assert torch.equal(local["blocks.1.up.bias"], whole["blocks.1.up.bias"].chunk(2)[rank])
+        assert torch.equal(local["blocks.1.down.weight"], whole["blocks.1.down.weight"].chunk(2, 1)[rank])
+        assert torch.equal(local["blocks.1.down.bias"], whole["blocks.1.down.bias"])
+        assert torch.equal(local["tokens.weight"], whole["tokens.weight"].chunk(2)[rank])
+        assert result["is_tied"]
+        assert result["n_head"] == 2
+        assert result["tp_dims"]["blocks.0.down.weight"] == 1
+        assert "blocks.0.norm1.weight" in result["whole"]
+        assert result["description"] == (
+            "tensor parallel over 2 ranks, plan gpt: 4 column, 4 row, 1 embedding, 1 head"
+        ).replace("4 column", "2 column, 2 fused_column")
+
+
+def load_and_release(context: RankContext) -> dict[str, Any]:
+    model = make_gpt()
+    before = dict(model.named_parameters(remove_duplicate=False))
+    before["blocks.0.up.weight"].no_decay = True  # type: ignore[attr-defined]
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    with placed_mesh(context, {"dp_shard": 2, "tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh["tp"])
+        kept = getattr(model.blocks[0].up.weight, "no_decay", False)
+        other = whole_gpt(seed=1).state_dict()
+        parallel.load_full_state_dict(other)
+        loaded = {name: value.clone() for name, value in parallel.full_state_dict().items()}
+        dropped = parallel.full_state_dict(keep=context.rank == 0)
+        with pytest.raises(ConfigError, match=r"missing \['blocks.0.up.bias'\]"):
+            parallel.load_full_state_dict({k: v for k, v in other.items() if k != "blocks.0.up.bias"})
+        with pytest.raises(ConfigError, match=r"head.weight has shape"):
+            parallel.load_full_state_dict({**other, "head.weight": torch.zeros(3, 3)})
+        parallel.release()
+        parallel.release()
+        after = dict(model.named_parameters(remove_duplicate=False))
+        return {
+            "kept": kept,
+            "loaded": loaded,
+            "num_dropped": len(dropped),
+            "released": {name: value.detach().clone() for name, value in model.state_dict().items()},
+            "same_objects": all(after[name] is parameter for name, parameter in before.items()),
+            "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) - hooks,
+            "n_head": model.blocks[0].attention.n_head,
+            "loss": float(loss_of(model, make_batches("gpt", 1)[0]).detach()),
+        }
+
+
+def test_whole_values_can_be_loaded_and_a_model_is_whole_after_release(ranks: RankPool) -> None:
+    expected = whole_gpt(seed=1)
+    for rank, result in enumerate(ranks.run(load_and_release, world_size=4)):
+        assert result["kept"], "what a user notes on a parameter goes with it"
+        assert_same(result["loaded"], expected.state_dict(), atol=0)
+        assert result["num_dropped"] == (len(expected.state_dict()) if rank == 0 else 0)
+        assert_same(result["released"], expected.state_dict(), atol=0)
+        assert result["same_objects"]
+        assert result["hooks"] == 0
+        assert result["n_head"] == 4
+        assert result["loss"] == float(loss_of(expected, make_batches("gpt", 1)[0]).detach())
+
+
+def reload_under_fsdp(context: RankContext) -> tuple[dict[str, Any], dict[str, Any]]:
+    model = make_gpt()
+    with placed_mesh(context, {"dp_shard": 2, "tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh["tp"])
+        for block in model.blocks:
+            fully_shard(block, mesh=placed.mesh["dp_shard"])
+        fully_shard(model, mesh=placed.mesh["dp_shard"])
+        assert isinstance(model, FSDPModule)
+        parallel.load_full_state_dict(whole_gpt(seed=1).state_dict())
+        loaded = {name: value.clone() for name, value in parallel.full_state_dict().items()}
+        loss = loss_of(model, make_batches("gpt", 1)[0])
+        return loaded, {"loss": loss.detach()}
+
+
+def test_whole_values_can_be_loaded_under_fsdp(ranks: RankPool) -> None:
+    expected = whole_gpt(seed=1)
+    loss = loss_of(expected, make_batches("gpt", 1)[0]).detach()
+    for loaded, forward in ranks.run(reload_under_fsdp, world_size=4):
+        assert_same(loaded, expected.state_dict(), atol=0)
+        assert_same(forward, {"loss": loss}, atol=1e-6)  # sums over ranks
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def forward_in_modes(context: RankContext) -> dict[str, Tensor]:
+    model = make_gpt()
+    inputs = make_batches("gpt", 1)[0][0]
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallelize(model, placed.mesh)
+        with torch.no_grad():
+            no_grad = model.eval()(inputs)
+        with torch.inference_mode():
+            inference = model(inputs)
+        by_name = model.blocks[0].up(input=torch.ones(2, 12))
+        # Not contiguous: another kernel adds the bias.
+        strided = model.blocks[0].down(torch.ones(24, 3, 2).transpose(0, 2))
+        with torch.autocast("cpu", torch.bfloat16):
+            autocast = model(inputs)
+        assert autocast.dtype == torch.bfloat16
+        return {
+            "no_grad": no_grad,
+            "inference": inference.clone(),
+            "by_name": by_name.detach(),
+            "strided": strided.detach(),
+            "autocast": autocast.detach().float(),
+        }
+
+
+def test_forward_is_right_in_every_mode(ranks: RankPool) -> None:
+    model = whole_gpt()
+    whole = model(make_batches("gpt", 1)[0][0]).detach()
+    up = model.blocks[0].up(torch.ones(2, 12)).detach()
+    down = model.blocks[0].down(torch.ones(2, 3, 48)).detach()
+    for rank, result in enumerate(ranks.run(forward_in_modes, world_size=2)):
+        for mode in ("no_grad", "inference"):
+            assert torch.allclose(result[mode], whole, atol=1e-5), mode
+        assert torch.allclose(result["by_name"], up.chunk(2, -1)[rank], atol=1e-6)
+        assert torch.allclose(result["strided"], down, atol=1e-5)
+        assert torch.allclose(result["autocast"], whole, atol=0.05 * float(whole.abs().max()))  # 8 bits
+
+
+def use_logits(context: RankContext) -> dict[str, Any]:
+    model = make_gpt()
+    inputs, targets = make_batches("gpt", 1)[0]
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh, loss_parallel=True)
+        outside = model(inputs)
+        with parallel.running():
+            logits = model(inputs)
+            assert isinstance(logits, DTensor)
+            flat, classes_second = logits.flatten(0, 1), logits.transpose(1, 2)
+            results = uses_of(logits, flat, classes_second, targets)
+            with pytest.raises(CombinationError, match="cannot be changed in place"):
+                logits.div_(2.0)
+            with pytest.raises(CombinationError, match="cannot be changed in place"):
+                logits[0] = 0.0
+            sum(results[name] for name in LOSSES).backward()
+            shape = tuple(logits.shape)
+        results["gradient"] = parallel.full_tensor("head.weight", model.head.weight.grad)
+        assert not any(isinstance(value, DTensor) for value in results.values())
+        return {"outside": outside.detach(), "shape": shape, **{k: v.detach() for k, v in results.items()}}
+
+
+LOSSES = ("flat", "classes_second", "shifted", "summed", "weighted", "smoothed", "by_hand", "float")
+
+
+def uses_of(logits: Tensor, flat: Tensor, classes_second: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    classes = torch.linspace(0.5, 1.5, VOCABULARY)
+    target = targets.flatten()
+    shifted = logits[..., :-1, :].contiguous().view(-1, VOCABULARY)
+    return {
+        "flat": F.cross_entropy(flat, target),
+        "classes_second": nn.CrossEntropyLoss()(classes_second, targets),
+        "shifted": F.cross_entropy(shifted, targets[..., 1:].reshape(-1)),
+        "summed": F.cross_entropy(flat, target, reduction="none").sum(),
+        "weighted": F.cross_entropy(flat, target, classes),
+        "smoothed": F.cross_entropy(flat, target, label_smoothing=0.1),
+        "by_hand": F.nll_loss(F.log_softmax(flat, -1), target),
+        "float": F.cross_entropy(flat.float(), target.clamp_min(0), ignore_index=3),
+        "accuracy": (logits.argmax(-1) == targets).float().mean(),
+        "top": logits.topk(3).values,
+        "cut": logits[..., 5:9],
+        "scaled": logits / 2.0,
+        "picked": logits[targets >= 0],
+    }
+
+
+def test_logits_may_be_used_for_anything_under_loss_parallel(ranks: RankPool) -> None:
+    model = whole_gpt()
+    inputs, targets = make_batches("gpt", 1)[0]
+    logits = model(inputs)
+    expected = uses_of(logits, logits.flatten(0, 1), logits.transpose(1, 2), targets)
+    sum(expected[name] for name in LOSSES).backward()
+    assert model.head.weight.grad is not None
+    expected = {"gradient": model.head.weight.grad, **{k: v.detach() for k, v in expected.items()}}
+    for result in ranks.run(use_logits, world_size=2):
+        assert result.pop("shape") == (BATCH, TIME, VOCABULARY)
+        assert torch.allclose(result.pop("outside"), logits.detach(), atol=1e-5)
+        assert_same(result, expected, atol=1e-5)  # logits of size 10
+
+
+def fail_after(loss: Tensor) -> None:
+    raise ZeroDivisionError(f"after {loss}")
+
+
+def handlers_after_an_error(context: RankContext) -> tuple[bool, bool]:
+    model = make_gpt()
+    batch = make_batches("gpt", 1)[0]
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh, loss_parallel=True)
+        before = dict(DTensor._op_dispatcher._custom_op_handlers)
+        with pytest.raises(ZeroDivisionError), parallel.running(), parallel.running():
+            fail_after(loss_of(model, batch))
+        with parallel.running():  # as under manual optimization: backward inside the training step
+            loss = loss_of(model, batch)
+            with parallel.running():
+                loss.backward()
+            inside = isinstance(model(batch[0]), DTensor)
+        return inside, dict(DTensor._op_dispatcher._custom_op_handlers) == before
+
+
+def test_running_leaves_nothing_behind(ranks: RankPool) -> None:
+    assert ranks.run(handlers_after_an_error, world_size=2) == [(True, True)] * 2
+
+
+# -- random numbers ---------------------------------------------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    """Dropout on whole activations, on split ones, and on whole ones again; keeps the masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 64)
+        self.down = nn.Linear(64, 16)
+        self.masks: list[Tensor] = []
+
+    def dropped(self, x: Tensor) -> Tensor:
+        y = F.dropout(x, 0.5)
+        self.masks.append(y.detach() == 0)
+        return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropped(self.norm(x))
+        return x + self.dropped(self.down(self.dropped(self.up(x))))
+
+
+def drop(context: RankContext, is_seeded: bool) -> list[Tensor]:
+    torch.manual_seed(5 if is_seeded else context.rank)
+    model = nn.Sequential(Noisy(), Noisy())
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh, plan={"*.up": "column", "*.down": "row"})
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+        for _ in range(2):
+            with parallel.running():
+                x = model(x)
+    return [mask for layer in model for mask in layer.masks]
+
+
+@pytest.mark.parametrize("is_seeded", [True, False], ids=["seeded", "not_seeded"])
+def test_masks_are_alike_on_whole_activations_and_each_ranks_own_on_split_ones(
+    ranks: RankPool, is_seeded: bool
+) -> None:
+    first, second = ranks.run(drop, world_size=2, args=(is_seeded,))
+    assert len(first) == 12
+    for index, (mine, theirs) in enumerate(zip(first, second, strict=True)):
+        assert 0.3 < mine.float().mean() < 0.7
+        if index % 3 == 1:
+            assert mine.shape == (8, 32)
+            assert 0.3 < (mine != theirs).float().mean() < 0.7, "split: each rank draws its own"
+        else:
+            assert mine.shape == (8, 16)
+            assert torch.equal(mine, theirs), "whole: alike"
+
+
+class OnlySplit(Noisy):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.dropped(self.up(self.norm(x))))
+
+
+def drop_on_split_only(context: RankContext) -> list[Tensor]:
+    model = nn.Sequential(OnlySplit(), OnlySplit())
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallelize(model, placed.mesh, plan={"*.up": "column", "*.down": "row"})
+        for _ in range(2):
+            model(torch.randn(8, 16, generator=torch.Generator().manual_seed(0)))
+    return [mask for layer in model for mask in layer.masks]
+
+
+def test_no_two_layers_and_no_two_steps_draw_the_same_masks(ranks: RankPool) -> None:
+    first, second = ranks.run(drop_on_split_only, world_size=2)
+    drawn = [*first, *second]
+    assert len(drawn) == 8
+    assert not any(torch.equal(drawn[i], drawn[j]) for i in range(8) for j in range(i))
+
+
+def drop_under_recomputation(context: RankContext, how: str) -> dict[str, Any]:
+    model = make_gpt(dropout=0.3)
+    batch = make_batches("gpt", 1)[0]
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh)
+        torch.manual_seed(7)
+        if how != "plain":
+            for block in model.blocks:
+                recompute(block if how == "blocks" else block.attention)
+        for _ in range(2):  # the second pass starts where the first left the generators
+            with parallel.running():
+                loss = loss_of(model, batch)
+            with parallel.running():
+                loss.backward()
+        gradients = {n: parallel.full_tensor(n, p.grad).clone() for n, p in model.named_parameters()}
+        whole_parameters = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
+        return {"gradients": gradients, "state": torch.get_rng_state(), "whole": whole_parameters}
+
+
+def recompute(module: nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda x: checkpoint(forward, x, use_reentrant=False)  # type: ignore[method-assign]
+
+
+def test_recomputation_draws_the_same_masks(ranks: RankPool) -> None:
+    plain = ranks.run(drop_under_recomputation, world_size=2, args=("plain",))
+    for how in ("blocks", "attention"):
+        for expected, result in zip(plain, ranks.run(drop_under_recomputation, world_size=2, args=(how,)), strict=True):
+            assert_same(result["gradients"], expected["gradients"], atol=0)
+            assert torch.equal(result["state"], expected["state"])
+    first, second = plain
+    assert torch.equal(first["state"], second["state"]), "the generators of a group stay alike"
+    assert first["whole"]
+    for name in first["whole"]:
+        assert torch.equal(first["gradients"][name], second["gradients"][name]), name
+
+
+class EndsInside(Noisy):
+    """What is recomputed begins before a column layer and ends before its row layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_recomputed = False
+
+    def inside(self, x: Tensor) -> Tensor:
+        return self.dropped(torch.tanh(self.up(self.dropped(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(self.inside, x, use_reentrant=False) if self.is_recomputed else self.inside(x)
+        return x + self.dropped(self.down(y))
+
+
+def recompute_inside(context: RankContext) -> tuple[list[Tensor], list[Tensor]]:
+    model = nn.Sequential(EndsInside(), EndsInside())
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh, plan={"*.up": "column", "*.down": "row"})
+        gradients = []
+        for is_recomputed in (False, True):
+            torch.manual_seed(9)
+            for layer in model:
+                layer.is_recomputed = is_recomputed
+            model.zero_grad()
+            for _ in range(2):
+                with parallel.running():
+                    loss = model(torch.randn(8, 16, generator=torch.Generator().manual_seed(0))).square().sum()
+                with parallel.running():
+                    loss.backward()
+            gradients.append([layer.up.weight.grad.to_local().clone() for layer in model])
+        return gradients[0], gradients[1]
+
+
+def test_what_is_recomputed_may_end_where_activations_are_split(ranks: RankPool) -> None:
+    for plain, recomputed in ranks.run(recompute_inside, world_size=2):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(plain, recomputed, strict=True))
+
+
+def draws_without_dropout(context: RankContext) -> Tensor:
+    model = make_gpt()
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallelize(model, placed.mesh)
+        torch.manual_seed(3)
+        model(make_batches("gpt", 1)[0][0])
+        return torch.rand(4)
+
+
+def test_a_model_without_dropout_draws_nothing(ranks: RankPool) -> None:
+    expected = torch.rand(4, generator=torch.Generator().manual_seed(3))
+    for drawn in ranks.run(draws_without_dropout, world_size=2):
+        assert torch.equal(drawn, expected)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+class Leaking(nn.Module):
+    """Its first layer may be split, its last never takes that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.down = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(4)
+        self.use_norm = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return self.norm(y).sum() if self.use_norm else y.sum()
+
+
+def misuse(context: RankContext) -> None:
+    plan = {"up": "column", "down": "row"}
+    with placed_mesh(context, {"dp_shard": 2, "tp": 2}) as placed:
+        with pytest.raises(ConfigError, match="one axis"):
+            parallelize(Leaking(), placed.mesh, plan=plan)
+        mesh = placed.mesh["tp"]
+        with pytest.raises(CombinationError, match="loss_parallel keeps the logits"):
+            parallelize(Leaking(), mesh, plan=plan, loss_parallel=True)
+        model = Leaking()
+        before = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
+        with pytest.raises(CombinationError, match="leaves a rest"):
+            parallelize(nn.ModuleDict({"m": model, "n": nn.Linear(3, 5)}), mesh, plan={"m.up": "column", "n": "row"})
+        for name, parameter in model.named_parameters():
+            assert parameter is before[name][0]
+            assert torch.equal(parameter, before[name][1]), "refused before anything is changed"
+        parallel = parallelize(model, mesh, plan=plan)
+        with pytest.raises(ConfigError, match=r"output of up is split .* no row layer took it"), parallel.running():
+            model(torch.ones(2, 8))
+        model.use_norm = True
+        with pytest.raises(CombinationError, match=r"norm \(LayerNorm\) has parameters and runs between up"):
+            model(torch.ones(2, 8))
+        with pytest.raises(ConfigError, match="already"):
+            parallelize(model, mesh, plan=plan)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        with pytest.raises(CombinationError, match=r"AdamW\(fused=True\)"):
+            keep_kinds_apart(optimizer)
+
+
+def test_misuse_is_refused(ranks: RankPool) -> None:
+    ranks.run(misuse, world_size=4)
+
+
+def silent_peer(context: RankContext) -> float:
+    model = make_gpt()
+    with placed_mesh(context, {"tp": 2}, timeout_s=2.0) as placed:
+        parallel = parallelize(model, placed.mesh)
+        start_s = time.monotonic()
+        if context.rank == 1:
+            dist.barrier()  # in another group than the one the peer waits in
+        try:
+            with parallel.running():
+                model(make_batches("gpt", 1)[0][0])
+        except RuntimeError:
+            return time.monotonic() - start_s
+        finally:
+            if context.rank == 0:
+                dist.barrier()
+        return 0.0
+
+
+def test_a_silent_peer_is_an_error_within_the_deadline_of_the_mesh(ranks: RankPool) -> None:
+    waited_s = ranks.run(silent_peer, world_size=2, fresh=True, deadline_s=40, group_timeout_s=30)[0]
+    assert 1.0 < waited_s < 10.0
+
+
+def lose_peer(context: RankContext) -> None:
+    model = make_gpt()
+    with placed_mesh(context, {"tp": 2}, timeout_s=30.0) as placed:
+        parallel = parallelize(model, placed.mesh)
+        if context.rank == 1:
+            raise ZeroDivisionError("lost")
+        with parallel.running():
+            model(make_batches("gpt", 1)[0][0])
+
+
+def test_a_lost_peer_is_an_error_at_once(ranks: RankPool) -> None:
+    with pytest.raises(RanksFailed) as caught:
+        ranks.run(lose_peer, world_size=2, fresh=True, deadline_s=40)
+    assert {failure.rank: failure.kind for failure in caught.value.failures} == {0: "raised", 1: "raised"}
+
+
+def norms(context: RankContext) -> dict[str, float]:
+    model = make_gpt()
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh)
+        with parallel.running():
+            loss_of(model, make_batches("gpt", 1)[0]).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        return {str(p): float(global_norm(gradients, norm_type=p)) for p in (1.0, 2.0, 3.0, float("inf"))}
+
+
+def test_norms_are_those_of_the_whole_model(ranks: RankPool) -> None:
+    model = whole_gpt()
+    loss_of(model, make_batches("gpt", 1)[0]).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for result in ranks.run(norms, world_size=2):
+        for norm_type, norm in result.items():
+            assert norm == pytest.approx(float(torch.nn.utils.get_total_norm(gradients, float(norm_type))), rel=1e-5)
