@@ -15,19 +15,36 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.sharded import Sharded
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.zero import ShardLinks
 
 
 class ShardedMode(Mode):
-    """On FSDP2, over our lanes. The averaged copy that Lightning's callback keeps is spread with the model."""
+    """On FSDP2, over our lanes. The averaged copy that Lightning's callback keeps is spread with the model.
 
-    def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
+    Args:
+        setting: What it works in.
+        module: The user's.
+        split: What has split the module's layers before, if anything has.
+        tensor: The groups of the split layers.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        module: pl.LightningModule,
+        split: TensorParallel | None = None,
+        tensor: TensorLinks | None = None,
+    ) -> None:
         super().__init__(setting, module)
+        self._split = split
+        self._tensor = tensor
         self._model: Sharded | None = None
         self._averages: list[Sharded] = []
         self._links: ShardLinks | None = None
@@ -56,29 +73,27 @@ class ShardedMode(Mode):
         if setting.ddp_arguments:
             names, mode = ", ".join(setting.ddp_arguments), setting.parallel.mode
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
-        self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync)
+        self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync, self._tensor)
         self._model = self._sharded(self.module, self._links)
         averages = [c._average_model for c in trainer.callbacks if isinstance(c, WeightAveraging)]  # type: ignore[attr-defined]
         self._averages = [self._sharded(average.module, self._links) for average in averages if average is not None]
-        self._clip_globally(self._links)
-        setting.announce(build.describe_shards(setting.run, self._model, self._links))
+        tensor = None if self._tensor is None else self._tensor.tensor
+        clip_globally(setting.precision, GlobalNorm(setting.run.collectives, self._links.shards, tensor))
+        setting.announce(self._described(self._model, self._links))
         return self._model
 
     def _sharded(self, module: nn.Module, links: ShardLinks) -> Sharded:
         by_child = not getattr(module, "automatic_optimization", True)
-        return build.shard_model(module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child)
+        return build.shard_model(
+            module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child, split=self._split
+        )
 
-    def _clip_globally(self, links: ShardLinks) -> None:
-        norm, plugin = GlobalNorm(self.setting.run.collectives, links.shards), self.setting.precision
-
-        def clip_by_norm(optimizer: Any, clip_val: float) -> None:
-            norm.clip(plugin.main_params(optimizer), clip_val)
-
-        def clip_by_value(optimizer: Any, clip_val: float) -> None:
-            norm.clip_values(plugin.main_params(optimizer), clip_val)
-
-        plugin.clip_grad_by_norm = clip_by_norm  # type: ignore[method-assign]
-        plugin.clip_grad_by_value = clip_by_value  # type: ignore[method-assign]
+    def _described(self, model: Sharded, links: ShardLinks) -> str:
+        run, lines = self.setting.run, []
+        if self._split is not None and self._tensor is not None:
+            lines.append(build.describe_split(run, self._split, self._tensor))
+        num_data = run.cluster.world_size if self._tensor is None else self._tensor.data.size
+        return "\n".join([*lines, build.describe_shards(run, model, links, num_data=num_data)])
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse those made before the sharding."""
@@ -156,8 +171,7 @@ class ShardedMode(Mode):
         """Gather the model on each rank, unless others may be gone."""
         sharded = [wrapped for wrapped in (self._model, *self._averages) if wrapped is not None]
         self._model, self._averages = None, []
-        for name in ("clip_grad_by_norm", "clip_grad_by_value"):
-            vars(self.setting.precision).pop(name, None)
+        clip_as_before(self.setting.precision)
         for wrapped in sharded:
             wrapped.release(whole=not failed)
 

@@ -1,14 +1,15 @@
-"""Between sharded and whole: what users see of a sharded model is whole, and what they load into it may be.
+"""Between spread and whole: what users see of a model that is spread over ranks is whole, and so is what they load.
 
-``state_dict()`` of any module that holds shards gathers them, so that it holds whole tensors under the original names;
-all ranks must call it. ``load_state_dict()`` takes whole tensors and keeps this rank's rows. The same for the states of
+``state_dict()`` of any module that holds parts gathers them, so that it holds whole tensors under the original names;
+all ranks must call it. ``load_state_dict()`` takes whole tensors and keeps this rank's part. The same for the states of
 optimizers, whose tensors follow their parameters.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,50 +17,27 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from lightning_dist.comm.scattered import HierarchicalScatter
-from lightning_dist.parallel.fsdp_groups import ShardedParam, params_of
 
+class FullTensors(abc.ABC):
+    """Gathers and cuts the tensors of one model, parameter by parameter. Every rank makes it."""
 
-class FullTensors:
-    """Gathers and cuts the tensors of one sharded model. Every rank makes it.
+    @abc.abstractmethod
+    def shape_of(self, parameter: nn.Parameter) -> torch.Size | None:
+        """The shape of the whole parameter; ``None`` if it is whole on each rank."""
 
-    Args:
-        root: The sharded module.
-        scatter: Gathers over the ranks that share the shards.
-    """
-
-    def __init__(self, root: nn.Module, scatter: HierarchicalScatter) -> None:
-        self._root = root
-        self._scatter = scatter
-        self._known: dict[int, ShardedParam] = {}
-
-    def param_of(self, parameter: object) -> ShardedParam | None:
-        """What FSDP2 knows of a parameter; ``None`` if it is not sharded."""
-        found = self._known.get(id(parameter))
-        if found is None or found.sharded_param is not parameter:
-            self._known = {id(param.sharded_param): param for param in params_of(self._root)}
-            found = self._known.get(id(parameter))
-        return found
-
-    def gather(self, param: ShardedParam, shard: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor that is sharded as ``param`` is; collective.
+    @abc.abstractmethod
+    def whole(self, parameter: nn.Parameter, value: DTensor, *, keep: bool = True) -> torch.Tensor:
+        """A tensor that is spread as a parameter is, as a whole one; collective.
 
         Args:
-            param: The parameter, of any shape but 0-dim.
-            shard: This rank's rows of it, or of a tensor of its shape.
+            parameter: Spread.
+            value: The parameter, or a tensor of its shape that belongs to it.
+            keep: Otherwise the result has its shape and type, but no memory.
         """
-        padded = shard.new_zeros(param.padded_sharded_param_size)
-        padded[: shard.shape[0]].copy_(shard.detach())
-        whole = padded.new_empty((len(self._scatter.members) * padded.shape[0], *padded.shape[1:]))
-        self._scatter.all_gather(whole.view(-1), padded.view(-1)).wait()
-        return whole[: param._orig_size[0]]
 
-    def cut(self, param: ShardedParam, whole: torch.Tensor) -> DTensor:
-        """This rank's rows of a whole tensor of the parameter's shape."""
-        rows = param.padded_sharded_param_size[0]
-        low = min(self._scatter.index * rows, whole.shape[0])
-        shard = whole[low : low + rows].to(param.sharded_param.device).contiguous()
-        return param.to_sharded_dtensor(shard.view(param.sharded_size))
+    @abc.abstractmethod
+    def cut(self, parameter: nn.Parameter, whole: torch.Tensor) -> DTensor:
+        """This rank's part of a whole tensor of the parameter's shape, spread as it is."""
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any]:
         """``optimizer.state_dict()`` with whole tensors; collective.
@@ -81,43 +59,36 @@ class FullTensors:
             "state": {index: self._cut(owners[index], entries) for index, entries in state["state"].items()},
         }
 
-    def whole(self, value: DTensor, param: ShardedParam, *, keep: bool = True) -> torch.Tensor:
-        """A sharded tensor as a whole one; collective.
-
-        Args:
-            value: Sharded as the parameter is.
-            param: The parameter.
-            keep: Otherwise the result has its shape and type, but no memory.
-        """
-        gathered = self.gather(param, value._local_tensor)
-        return gathered if keep else gathered.new_zeros(()).expand(gathered.shape)
-
     def _whole(self, parameter: nn.Parameter, entries: Any, keep: bool) -> Any:
-        param = self.param_of(parameter)
-        if param is None or not isinstance(entries, Mapping):
+        if self.shape_of(parameter) is None or not isinstance(entries, Mapping):
             return entries
         return {
-            name: self.whole(v, param, keep=keep).cpu() if isinstance(v, DTensor) else v for name, v in entries.items()
+            name: self.whole(parameter, v, keep=keep).cpu() if isinstance(v, DTensor) else v
+            for name, v in entries.items()
         }
 
     def _cut(self, parameter: nn.Parameter, entries: Any) -> Any:
-        param = self.param_of(parameter)
-        if param is None or not isinstance(entries, Mapping):
+        shape = self.shape_of(parameter)
+        if shape is None or not isinstance(entries, Mapping):
             return entries
-        shape = param._orig_size
         return {
-            name: self.cut(param, v)
+            name: self.cut(parameter, v)
             if isinstance(v, torch.Tensor) and not isinstance(v, DTensor) and v.shape == shape
             else v
             for name, v in entries.items()
         }
 
 
+def without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape and type that holds one value only."""
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
 class StateDictHooks:
-    """Makes ``state_dict`` and ``load_state_dict`` of a sharded model, and of its parts, speak of whole tensors.
+    """Makes ``state_dict`` and ``load_state_dict`` of a spread model, and of its modules, speak of whole tensors.
 
     Args:
-        root: The sharded module.
+        root: The module that is spread.
         full: Its tensors.
     """
 
@@ -133,6 +104,19 @@ class StateDictHooks:
                 module.register_state_dict_post_hook(functools.partial(self._leave)),  # torch sets an attribute on it
                 module.register_load_state_dict_pre_hook(self._load),
             ]
+
+    def state_dict_of(self, make: Callable[[], dict[str, Any]], *, keep: bool) -> dict[str, Any]:
+        """A state for a checkpoint: whole tensors in CPU memory; collective.
+
+        Args:
+            make: Makes it, by ``state_dict()``.
+            keep: Whether this rank wants the values.
+        """
+        self.keep, self.on_cpu = keep, True
+        try:
+            return make()
+        finally:
+            self.keep, self.on_cpu = True, False
 
     def release(self) -> None:
         """Take the hooks away."""
@@ -152,18 +136,18 @@ class StateDictHooks:
             return
         done: dict[int, torch.Tensor] = {}  # tied weights stay tied
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            value, param = state_dict.get(prefix + name), self._full.param_of(parameter)
-            if param is None or not isinstance(value, DTensor):
+            value = state_dict.get(prefix + name)
+            if not isinstance(value, DTensor) or self._full.shape_of(parameter) is None:
                 continue
-            if id(param) not in done:
-                whole = self._full.whole(value, param, keep=self.keep)
-                done[id(param)] = whole.cpu() if self.on_cpu else whole
-            state_dict[prefix + name] = done[id(param)]
+            if id(parameter) not in done:
+                whole = self._full.whole(parameter, value, keep=self.keep)
+                done[id(parameter)] = whole.cpu() if self.on_cpu else whole
+            state_dict[prefix + name] = done[id(parameter)]
 
     def _load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         for name, parameter in module.named_parameters(recurse=False):
-            value, param = state_dict.get(prefix + name), self._full.param_of(parameter)
-            if param is None or not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
+            value = state_dict.get(prefix + name)
+            if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
                 continue
-            if value.shape == param._orig_size:  # otherwise load_state_dict says what does not fit
-                state_dict[prefix + name] = self._full.cut(param, value)
+            if value.shape == self._full.shape_of(parameter):  # otherwise load_state_dict says what does not fit
+                state_dict[prefix + name] = self._full.cut(parameter, value)

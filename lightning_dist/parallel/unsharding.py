@@ -11,11 +11,11 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule
 
 from lightning_dist.parallel.fsdp_groups import ParamGroup, ShardedParam, groups_of, sharded_modules, state_of
-from lightning_dist.parallel.full_tensors import FullTensors
+from lightning_dist.parallel.shard_tensors import ShardTensors
 
 
 @torch.no_grad()
-def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str, nn.Parameter]) -> None:
+def unshard_for_good(root: nn.Module, full: ShardTensors, originals: Mapping[str, nn.Parameter]) -> None:
     """Gather all parameters and take FSDP2 away; every rank calls it.
 
     Args:
@@ -28,7 +28,7 @@ def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str,
         group._to_sharded()
         for param in group.fsdp_params:
             sharded = param.sharded_param
-            whole = full.gather(param, param._sharded_local_tensor)
+            whole = full.unsharded(param)
             parameter = originals.get(names[id(sharded)])
             if parameter is None:
                 parameter = nn.Parameter(whole)

@@ -2,13 +2,15 @@
 
 :func:`parallelize` splits a model in place. ``styles`` holds the vocabulary of plans and the ready ones, ``plan``
 checks a plan against ``survey``'s facts, ``layers`` says what a layer does on each rank, ``region`` which random
-numbers it draws, ``logits`` what may become of split logits; ``mesh`` makes the mesh, ``gradients`` clips.
+numbers it draws, ``logits`` what may become of split logits; ``mesh`` makes the mesh, ``optimizers``
+looks at optimizers, ``part_tensors`` gathers whole tensors, ``wrapped`` is called by a strategy.
 ``docs/tensor.md`` is the how-to.
 """
 
-from lightning_dist.parallel.tensor.gradients import clip_by_norm, global_norm, keep_kinds_apart
+from lightning_dist.parallel.tensor.links import TensorLinks
 from lightning_dist.parallel.tensor.mesh import PlacedMesh, make_mesh
-from lightning_dist.parallel.tensor.model import TensorParallel, parallelize
+from lightning_dist.parallel.tensor.model import SplitParameter, TensorParallel, parallelize
+from lightning_dist.parallel.tensor.optimizers import keep_kinds_apart
 from lightning_dist.parallel.tensor.plan import Split, split_model
 from lightning_dist.parallel.tensor.styles import READY_PLANS, STYLES
 from lightning_dist.parallel.tensor.survey import survey
@@ -16,6 +18,8 @@ from lightning_dist.parallel.tensor.survey import survey
 __all__ = [
     "parallelize",
     "TensorParallel",
+    "TensorLinks",
+    "SplitParameter",
     "make_mesh",
     "PlacedMesh",
     "split_model",
@@ -23,7 +27,5 @@ __all__ = [
     "Split",
     "READY_PLANS",
     "STYLES",
-    "global_norm",
-    "clip_by_norm",
     "keep_kinds_apart",
 ]

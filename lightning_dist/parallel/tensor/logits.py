@@ -94,7 +94,7 @@ class _LogitsMode(TorchFunctionMode):
             )
         if func is F.cross_entropy:
             return _cross_entropy(*args, **kwargs)
-        args, kwargs = _gathered(args), _gathered(kwargs)
+        args, kwargs = gathered(args), gathered(kwargs)
         return func(*args, **kwargs)
 
 
@@ -110,7 +110,7 @@ def _cross_entropy(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) ->
     )
     if can_stay_split:
         return cast(DTensor, F.cross_entropy(logits, target, *args, **kwargs)).full_tensor()
-    return F.cross_entropy(_gathered(logits), _gathered(target), *_gathered(args), **_gathered(kwargs))
+    return F.cross_entropy(gathered(logits), gathered(target), *gathered(args), **gathered(kwargs))
 
 
 def _only_views(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -142,13 +142,14 @@ def _settled(value: Any) -> Any:
     return value.full_tensor()
 
 
-def _gathered(value: Any) -> Any:
+def gathered(value: Any) -> Any:
+    """The value with split logits in it, at any depth of lists, tuples and dicts, made whole; collective."""
     if _is_split(value):
         return value.full_tensor()
     if isinstance(value, dict):
-        return {key: _gathered(item) for key, item in value.items()}
+        return {key: gathered(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_gathered(item) for item in value)
+        return type(value)(gathered(item) for item in value)
     return value
 
 

@@ -35,12 +35,16 @@ class PlacedMesh(NamedTuple):
     """A mesh and the groups behind it.
 
     Attributes:
-        mesh: Over this rank's pipeline stage; its axes are those of :data:`MESH_AXES` that are longer than 1.
+        mesh: The ranks that differ from this one along its axes only.
         groups: This rank's group of each axis of the mesh, in that order.
     """
 
     mesh: DeviceMesh
     groups: tuple[RankGroup, ...]
+
+    def group(self, axis: str) -> RankGroup:
+        """This rank's group along an axis of the mesh."""
+        return next(group for group in self.groups if group.label == axis)
 
     def close(self) -> None:
         """Release the groups, once no DTensor of the mesh is used any more. Safe twice."""
@@ -50,7 +54,13 @@ class PlacedMesh(NamedTuple):
 
 
 def make_mesh(
-    layout: Layout, *, rank: int, device_type: str, timeout_s: float, backend: str | None = None
+    layout: Layout,
+    *,
+    rank: int,
+    device_type: str,
+    timeout_s: float,
+    axes: Sequence[str] | None = None,
+    backend: str | None = None,
 ) -> PlacedMesh:
     """Make the mesh of a layout and its process groups; every rank of the world calls it.
 
@@ -59,30 +69,42 @@ def make_mesh(
         rank: This process's global rank.
         device_type: ``cpu`` or ``cuda``; on CUDA the current device must be set.
         timeout_s: Deadline of the groups' operations, in seconds.
+        axes: The mesh's axes, in the order of :data:`MESH_AXES`, whatever their size; those longer than 1 if not given.
         backend: ``"gloo"``, ``"nccl"``, or ``None`` for the default group's.
 
     Raises:
-        PlacementError: All of these axes have size 1, or the ranks cannot be put in the order that process groups have.
+        PlacementError: All of the axes have size 1, or the ranks cannot be put in the order that process groups have.
     """
-    stage = layout.coordinates(rank).pp
-    blocks = [ascending(block_of(layout, pp)) for pp in range(layout.axes.pp)]
-    axes = [axis for axis in MESH_AXES if getattr(layout.axes, axis) > 1]
-    if not axes:
+    block = ascending(block_of(layout, layout.coordinates(rank).pp))
+    for pp in range(layout.axes.pp):
+        ascending(block_of(layout, pp))  # refused on all ranks alike
+    chosen = [axis for axis in MESH_AXES if (getattr(layout.axes, axis) > 1 if axes is None else axis in axes)]
+    if not chosen:
         raise PlacementError(f"{layout.axes}: nothing to make a mesh of; give tp, dp_shard or dp_replicate a size")
     own: list[RankGroup] = []
-    for axis in axes:
+    for axis in chosen:
         for ranks in layout.groups(axis):
             tier = layout.cluster.tier_of(ranks).value
             group = make_group(sorted(ranks), rank=rank, label=axis, tier=tier, timeout_s=timeout_s, backend=backend)
             own += [group] if group is not None else []
-    shape = [getattr(layout.axes, axis) for axis in axes]
+    process_groups = [_process_group(group) for group in own]
     mesh = DeviceMesh.from_group(
-        [_process_group(group) for group in own],
+        process_groups if len(chosen) > 1 else process_groups[0],
         device_type,
-        mesh=torch.tensor(blocks[stage], dtype=torch.int).reshape(shape),
-        mesh_dim_names=tuple(axes),
+        mesh=_slice(block, rank, chosen) if len(chosen) > 1 else None,
+        mesh_dim_names=tuple(chosen),
     )
     return PlacedMesh(mesh, tuple(own))
+
+
+def _slice(block: Block, rank: int, axes: Sequence[str]) -> torch.Tensor:
+    """The ranks of a block that differ from ``rank`` along ``axes`` only, an axis a dim."""
+    ranks = torch.tensor(block, dtype=torch.int)
+    place = (ranks == rank).nonzero()[0].tolist()
+    index = tuple(
+        slice(None) if axis in axes else position for axis, position in zip(MESH_AXES, place, strict=True)
+    )
+    return ranks[index]
 
 
 def block_of(layout: Layout, pp: int) -> Block:

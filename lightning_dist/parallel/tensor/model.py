@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils.hooks import RemovableHandle
@@ -28,15 +26,21 @@ from lightning_dist.parallel.tensor.survey import survey
 
 
 @dataclass
-class _Replaced:
+class SplitParameter:
     """A parameter that was replaced by its part.
 
     Attributes:
         original: The parameter as the user made it; empty while the model is split.
-        places: The modules that hold it, several if it is tied, and its name there.
+        shape: Of the whole.
+        placement: How it is spread over the group.
+        fused: Projections fused in it, whose rows are kept in the order of :mod:`.rows`; 1 if it is one.
+        places: The modules that hold it, several if it is tied, its name there, and its dotted name.
     """
 
     original: nn.Parameter
+    shape: torch.Size
+    placement: Placement
+    fused: int
     places: list[tuple[nn.Module, str, str]]
 
 
@@ -88,8 +92,6 @@ class TensorParallel:
         model: The model.
         mesh: The group.
         split: What happens to each module.
-        fused: Parameter name -> projections fused in it, whose rows are kept in the order of :mod:`.rows`.
-        tp_dims: Parameter name -> the dim that is split.
     """
 
     def __init__(
@@ -101,11 +103,9 @@ class TensorParallel:
         self._region = region
         self._loss_parallel = loss_parallel
         self._logits = SplitLogits()
-        self._replaced: list[_Replaced] = []
+        self._entries: dict[tuple[int, str], SplitParameter] = {}  # by id of the module, and name in it
         self._handles: list[RemovableHandle] = []
         self._head_counts: list[tuple[nn.Module, str, int]] = []
-        self._fused: dict[str, int] = {}
-        self._tp_dims: dict[str, int] = {}
         with torch.no_grad():
             self._split_parameters()
             self._share_the_rest()
@@ -114,26 +114,28 @@ class TensorParallel:
         self.share_random_state()
 
     @property
-    def fused(self) -> Mapping[str, int]:
-        """Parameter name -> projections fused in it, whose rows are in the order of the ranks."""
-        return MappingProxyType(self._fused)
+    def entries(self) -> tuple[SplitParameter, ...]:
+        """The parameters that are split, each once."""
+        return tuple({id(entry): entry for entry in self._entries.values()}.values())
 
-    @property
-    def tp_dims(self) -> Mapping[str, int]:
-        """Parameter name -> the dim that is split."""
-        return MappingProxyType(self._tp_dims)
+    def entry_at(self, module: nn.Module, name: str) -> SplitParameter | None:
+        """The parameter that a module holds under a name; ``None`` if it is not split."""
+        return self._entries.get((id(module), name))
 
     # -- running ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Around each training step, and around each backward; may be entered inside itself.
+    def running(self, *, keeps_logits: bool = True) -> Iterator[None]:
+        """Around each step, and around each backward; may be entered inside itself.
+
+        Args:
+            keeps_logits: Under ``loss_parallel``, leave logits split inside; else they are gathered.
 
         Raises:
             ConfigError: The output of a column layer was taken by no row layer.
         """
         with ExitStack() as stack:
-            if self._loss_parallel:
+            if self._loss_parallel and keeps_logits:
                 stack.enter_context(self._logits.kept())
             try:
                 yield
@@ -161,140 +163,87 @@ class TensorParallel:
     # -- whole tensors ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def full_tensor(self, name: str, value: Tensor) -> Tensor:
+    def whole(self, entry: SplitParameter, part: Tensor) -> Tensor:
         """The whole of a parameter, its gradient or its optimizer state, as of one process; collective.
 
         Args:
-            name: Of the parameter.
-            value: A DTensor on any mesh, as sharded by tensor parallelism or FSDP2; a plain tensor comes back as it is.
+            entry: The parameter.
+            part: This rank's part of it, or of a tensor of its shape.
         """
-        if not isinstance(value, DTensor):
-            return value
-        full = value.full_tensor().detach()
-        return to_part_order(full, parts=self._fused[name], size=self.mesh.size()) if name in self._fused else full
+        whole = self.placed(entry, part.detach()).full_tensor()
+        return to_part_order(whole, parts=entry.fused, size=self.mesh.size()) if entry.fused > 1 else whole
 
     @torch.no_grad()
-    def local_tensor(self, name: str, full: Tensor, like: Tensor) -> Tensor:
-        """The reverse of :meth:`full_tensor`; nothing is sent.
+    def part(self, entry: SplitParameter, whole: Tensor) -> Tensor:
+        """The reverse of :meth:`whole`: this rank's part; nothing is sent."""
+        if entry.fused > 1:
+            whole = to_rank_order(whole, parts=entry.fused, size=self.mesh.size())
+        placement = entry.placement
+        if not isinstance(placement, Shard):
+            return whole
+        return whole.chunk(self.mesh.size(), placement.dim)[self.mesh.get_local_rank()].contiguous()
 
-        Args:
-            name: Of the parameter.
-            full: The whole tensor, alike on all ranks.
-            like: The parameter as it is here; its mesh, placements and device are taken.
-        """
-        full = full.detach().to(like.device)
-        if not isinstance(like, DTensor):
-            return full
-        if name in self._fused:
-            full = to_rank_order(full, parts=self._fused[name], size=self.mesh.size())
-        return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
-
-    def full_state_dict(self, *, keep: bool = True) -> dict[str, Any]:
-        """The model's state under its original names, whole; tied entries are one tensor; collective.
-
-        Args:
-            keep: Whether this rank wants it; others take part and get an empty dict.
-        """
-        gathered: dict[int, Tensor] = {}
-        state: dict[str, Any] = {}
-        for name, value in self.model.state_dict(keep_vars=True).items():
-            if not isinstance(value, Tensor):
-                full: Any = value
-            elif id(value) in gathered:
-                full = gathered[id(value)]
-            else:
-                full = self.full_tensor(name, value).detach()
-                gathered[id(value)] = full if keep else full.new_empty(0)
-            if keep:
-                state[name] = full
-        return state
-
-    @torch.no_grad()
-    def load_full_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Load whole tensors, alike on all ranks, into the parts.
-
-        Raises:
-            ConfigError: Names are missing or unknown (if ``strict``), or a shape differs.
-        """
-        own = self.model.state_dict(keep_vars=True)
-        missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        if strict and (missing or unknown):
-            raise ConfigError(f"the state does not fit the model: missing {missing}, unknown {unknown}")
-        converted: dict[str, Any] = {}
-        for name, value in state.items():
-            target = own.get(name)
-            if isinstance(target, Tensor) and isinstance(value, Tensor):
-                if target.shape != value.shape:
-                    raise ConfigError(f"{name} has shape {tuple(target.shape)}, got {tuple(value.shape)}")
-                value = self.local_tensor(name, value, target)
-            converted[name] = value
-        self.model.load_state_dict(converted, strict=strict)
+    def placed(self, entry: SplitParameter, part: Tensor) -> DTensor:
+        """This rank's part as the DTensor it is a part of."""
+        return DTensor.from_local(part, self.mesh, [entry.placement], run_check=False)
 
     # -- undoing ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def release(self) -> None:
+    def release(self, *, whole: bool = True) -> None:
         """Make the model whole again: the user's parameter objects, with the present values; collective. Safe twice.
 
-        Call it while the parameters are on the mesh's device, and after FSDP2's shards have been given up; not after a
-        failed collective.
+        Call it while the parameters are on the mesh's device, and after FSDP2's shards have been given up.
+
+        Args:
+            whole: Gather the parameters; else, after a failed collective, the model keeps its parts and is of no
+                further use.
         """
-        for replaced in self._replaced:
-            module, own, name = replaced.places[0]
+        for entry in self.entries if whole else ():
+            module, own, _ = entry.places[0]
             current = module._parameters[own]
-            assert current is not None
-            replaced.original.data = self.full_tensor(name, current).detach()
-            replaced.original.requires_grad_(current.requires_grad)
-            for module, own, _ in replaced.places:
-                module.register_parameter(own, replaced.original)
+            assert isinstance(current, DTensor)
+            entry.original.data = self.whole(entry, current.to_local())
+            entry.original.requires_grad_(current.requires_grad)
+            for module, own, _ in entry.places:
+                module.register_parameter(own, entry.original)
         for handle in self._handles:
             handle.remove()
         for module, attribute, number in self._head_counts:
             setattr(module, attribute, number)
         self._region.leave()
-        self._replaced, self._handles, self._head_counts = [], [], []
-        self._fused, self._tp_dims = {}, {}
+        self._entries, self._handles, self._head_counts = {}, [], []
 
     # -- splitting ----------------------------------------------------------------------------------------------------
 
     def _split_parameters(self) -> None:
         """Replace parameters by their parts; tied ones stay one object."""
-        replaced: dict[int, _Replaced] = {}
+        replaced: dict[int, SplitParameter] = {}
         styles = {**self.split.layers, **dict.fromkeys(self.split.per_head, Style("per_head"))}
         for path, style in styles.items():
             module = self.model.get_submodule(path)
             for own, placement in placements_of(module, style).items():
                 original = module._parameters[own]
                 assert original is not None
-                name = f"{path}.{own}" if path else own
-                if style.parts > 1:
-                    self._fused[name] = style.parts
-                if placement.is_shard():
-                    self._tp_dims[name] = style.dim or 0
-                entry = replaced.setdefault(id(original), _Replaced(original, []))
-                entry.places.append((module, own, name))
+                entry = SplitParameter(original, original.shape, placement, style.parts, [])
+                entry = self._entries[id(module), own] = replaced.setdefault(id(original), entry)
+                entry.places.append((module, own, f"{path}.{own}" if path else own))
         for entry in replaced.values():
-            self._replace(entry, styles)
-        self._replaced = list(replaced.values())
+            self._replace(entry)
 
-    def _replace(self, entry: _Replaced, styles: Mapping[str, Style]) -> None:
-        module, own, name = entry.places[0]
-        placement = placements_of(module, styles[name.rpartition(".")[0]])[own]
-        part = self._part(name, entry.original, placement)
-        for module, own, _ in entry.places:
-            module.register_parameter(own, part)
-        entry.original.grad = None
-        entry.original.data = entry.original.new_empty(0)
-
-    def _part(self, name: str, original: nn.Parameter, placement: Placement) -> nn.Parameter:
-        full = original.detach()
-        if name in self._fused:
-            full = to_rank_order(full, parts=self._fused[name], size=self.mesh.size())
-        part = nn.Parameter(distribute_tensor(full, self.mesh, [placement]))
-        part.register_hook(partial(as_placed, (placement,)))
+    def _replace(self, entry: SplitParameter) -> None:
+        original = entry.original
+        whole = original.detach()
+        if entry.fused > 1:
+            whole = to_rank_order(whole, parts=entry.fused, size=self.mesh.size())
+        part = nn.Parameter(distribute_tensor(whole, self.mesh, [entry.placement]))
+        part.register_hook(partial(as_placed, (entry.placement,)))
         part.requires_grad_(original.requires_grad)
         vars(part).update(vars(original))  # what the user noted on it, e.g. for weight decay
-        return part
+        for module, own, _ in entry.places:
+            module.register_parameter(own, part)
+        original.grad = None
+        original.data = original.new_empty(0)
 
     def _share_the_rest(self) -> None:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
