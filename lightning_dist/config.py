@@ -235,14 +235,22 @@ class ParallelConfig:
     def _check_split(self) -> None:
         """Refuse what does not go with split layers."""
         if self.mode == "tensor" and self.tensor.size == 1:
-            raise CombinationError("parallel.mode=tensor with parallel.tensor.size=1 splits nothing; write parallel=ddp")
+            raise CombinationError(
+                "parallel.mode=tensor with parallel.tensor.size=1 splits nothing; write parallel=ddp"
+            )
         refused = {
-            "mode=ddp": (self.mode == "ddp", "DistributedDataParallel does not take split layers; write parallel=tensor"),
+            "mode=ddp": (
+                self.mode == "ddp",
+                "DistributedDataParallel does not take split layers; write parallel=tensor",
+            ),
             "secondary_shard=host": (
                 self.secondary_shard == "host",
                 "FSDP2 keeps no second shard of split layers; write parallel.secondary_shard=off, or parallel=hsdp",
             ),
-            "cpu_offload=true": (self.cpu_offload, "layers are split between devices; write parallel.cpu_offload=false"),
+            "cpu_offload=true": (
+                self.cpu_offload,
+                "layers are split between devices; write parallel.cpu_offload=false",
+            ),
         }
         for option, (is_set, reason) in refused.items():
             if self.splits and is_set:

@@ -412,7 +412,7 @@ class HierDistStrategy(ParallelStrategy):
         with self._operation("reduce"):
             return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
 
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
         """Whether all ranks say yes, or any; also ranks that share layers, which :meth:`reduce` counts once."""
         said = torch.tensor(int(decision), device=self.root_device)
         number = int(self.reduce(said, group=dist.group.WORLD, reduce_op="sum"))

@@ -138,6 +138,7 @@ def split_module(
     with side_stream(run.device), run.collectives.opening("splitting the model's layers", run.world):
         if values and run.cluster.world_size > 1:
             with run.operation("broadcast of parameters"):
+                assert dist.group.WORLD is not None, "the default process group exists"
                 dist._broadcast_coalesced(dist.group.WORLD, values, _BROADCAST_BYTES, 0)
         return parallelize(module, links.mesh, plan=tensor.plan, loss_parallel=tensor.loss_parallel)
 

@@ -38,8 +38,8 @@ class _Bucket:
 class PartAverage:
     """Averages gradients; every rank makes it, and runs backward, alike.
 
-    The sequence of calls around a backward: :meth:`before_backward`, then :meth:`after_backward`; inside :meth:`no_sync`
-    gradients stay as they are for a later backward.
+    The sequence of calls around a backward: :meth:`before_backward`, then :meth:`after_backward`; inside
+    :meth:`no_sync` gradients stay as they are for a later backward.
 
     Args:
         parameters: Name -> parameter; plain or spread.

@@ -32,9 +32,7 @@ class AveragedMode(Mode):
         links: Its groups.
     """
 
-    def __init__(
-        self, setting: Setting, module: pl.LightningModule, split: TensorParallel, links: TensorLinks
-    ) -> None:
+    def __init__(self, setting: Setting, module: pl.LightningModule, split: TensorParallel, links: TensorLinks) -> None:
         super().__init__(setting, module)
         self._links = links
         self._full = PartTensors(split, links.operation)
@@ -49,13 +47,9 @@ class AveragedMode(Mode):
             names = ", ".join(setting.ddp_arguments)
             rank_zero_warn(f"{names}: no effect with parallel.mode=tensor; they are DistributedDataParallel's")
         vote = setting.agreement.any_of if setting.agreement is not None else list
-        self._average = build.average_parts(
-            self.module, links, parallel=setting.parallel, sync=setting.sync, vote=vote
-        )
+        self._average = build.average_parts(self.module, links, parallel=setting.parallel, sync=setting.sync, vote=vote)
         clip_globally(setting.precision, GlobalNorm(setting.run.collectives, tensor=links.tensor))
-        self._buffers = BufferSync(
-            self.module, setting.run.operation, enabled=setting.parallel.broadcast_buffers
-        )
+        self._buffers = BufferSync(self.module, setting.run.operation, enabled=setting.parallel.broadcast_buffers)
         return BufferedModule(self.place(trainer), self._buffers)
 
     def place(self, trainer: pl.Trainer) -> nn.Module:

@@ -45,9 +45,9 @@ class Mode:
     """Connects a module to other ranks, from :meth:`wrap` or :meth:`place` to :meth:`close`.
 
     The sequence of calls, on every rank: :meth:`wrap` in a fit, :meth:`place` in any other call of the Trainer; around
-    each backward :meth:`before_backward`, :meth:`running_backward` and :meth:`after_backward`, inside :meth:`no_sync` where gradients accumulate;
-    for each evaluation :meth:`begin_evaluation`, :meth:`evaluate` for each batch, :meth:`end_evaluation`; at last
-    :meth:`release` and :meth:`close`.
+    each backward :meth:`before_backward`, :meth:`running_backward` and :meth:`after_backward`, inside :meth:`no_sync`
+    where gradients accumulate; for each evaluation :meth:`begin_evaluation`, :meth:`evaluate` for each batch,
+    :meth:`end_evaluation`; at last :meth:`release` and :meth:`close`.
 
     Args:
         setting: What it works in.

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 
 from examples.model import GPT, MLP
+from lightning_dist.parallel.full_tensors import StateDictHooks
 from lightning_dist.parallel.tensor import PlacedMesh, TensorParallel, make_mesh
+from lightning_dist.parallel.tensor.part_tensors import PartTensors
 from lightning_dist.run_config import GPTConfig, MLPConfig
 from lightning_dist.topology import Axes, Cluster, Layout
 from tests.support.tasks import RankContext
@@ -125,7 +128,16 @@ def spread(model: Any) -> Any:
     return model
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"gpt": make_gpt, "mlp": make_mlp, "huggingface": make_decoder}
+def make_noisy_gpt() -> GPT:
+    return make_gpt(dropout=0.3)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": make_gpt,
+    "noisy": make_noisy_gpt,
+    "mlp": make_mlp,
+    "huggingface": make_decoder,
+}
 
 
 def make_batches(kind: str, number: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Any]:
@@ -181,6 +193,11 @@ def disturbed(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def whole_tensors(parallel: TensorParallel) -> PartTensors:
+    """Outside of a strategy's seam."""
+    return PartTensors(parallel, lambda name: contextlib.nullcontext())
+
+
 @dataclass(frozen=True)
 class RunResult:
     """What training left on a rank.
@@ -189,23 +206,30 @@ class RunResult:
         losses: Of each step.
         weights: Whole, by name.
         optimizer_state: Whole, by name.
-        norms: Global norm of the gradients before clipping, at each step.
     """
 
     losses: list[float]
     weights: dict[str, Any]
     optimizer_state: dict[str, dict[str, Any]]
-    norms: list[float]
+
+    @classmethod
+    def of(
+        cls, losses: list[float], parallel: TensorParallel, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> RunResult:
+        tensors = whole_tensors(parallel)
+        hooks = StateDictHooks(model, tensors)
+        weights = {name: value.clone() for name, value in model.state_dict().items()}
+        hooks.release()
+        names = [name for name, _ in model.named_parameters()]
+        states = tensors.optimizer_state(optimizer, keep=True)["state"]
+        return cls(losses, weights, {names[index]: dict(entries) for index, entries in states.items()})
 
 
-def full_optimizer_state(
-    parallel: TensorParallel, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> dict[str, dict[str, Any]]:
+def whole_gradients(parallel: TensorParallel, model: nn.Module) -> dict[str, Tensor]:
+    """By name."""
+    tensors = whole_tensors(parallel)
     return {
-        name: {
-            key: parallel.full_tensor(name, value).clone() if isinstance(value, Tensor) else value
-            for key, value in optimizer.state[parameter].items()
-        }
-        for name, parameter in model.named_parameters()
-        if parameter in optimizer.state
+        name: (tensors.whole(p, p.grad) if isinstance(p.grad, DTensor) else p.grad).clone()
+        for name, p in model.named_parameters()
+        if p.grad is not None
     }

@@ -1,4 +1,4 @@
-"""Split models equal whole ones: values, gradients, optimizers, dropout; alone and with data parallelism around."""
+"""Split models equal whole ones: values, gradients, optimizers, dropout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 from torch.utils.checkpoint import checkpoint
 
 from lightning_dist.errors import CombinationError, ConfigError
-from lightning_dist.parallel.tensor import clip_by_norm, global_norm, keep_kinds_apart, parallelize
+from lightning_dist.parallel.full_tensors import StateDictHooks
+from lightning_dist.parallel.tensor import TensorParallel, keep_kinds_apart, parallelize
 from tests.distributed.split_models import (
     BATCH,
     MODELS,
@@ -23,20 +23,20 @@ from tests.distributed.split_models import (
     VOCABULARY,
     RunResult,
     disturbed,
-    full_optimizer_state,
     loss_of,
     make_batches,
     make_gpt,
     make_optimizer,
     placed_mesh,
     whole_gpt,
+    whole_gradients,
+    whole_tensors,
 )
 from tests.support.ranks import RankPool, RanksFailed
 from tests.support.reference import ReferenceStep, assert_same, train_reference
 from tests.support.tasks import RankContext
 
 STEPS = 4
-MAX_NORM = 0.5
 # What other orders of summation differ by after a few steps; nothing but rounding, as the runs in fp64 show.
 ATOL = {torch.float32: 1e-6, torch.float64: 1e-13}
 
@@ -47,138 +47,69 @@ ATOL = {torch.float32: 1e-6, torch.float64: 1e-13}
 def train(
     context: RankContext,
     kind: str,
-    axes: dict[str, int],
+    size: int,
     optimizer_name: str,
     *,
     loss_parallel: bool = False,
-    data_parallel: str = "",
     dtype: torch.dtype = torch.float32,
     plan: Any = "auto",
-    clip: bool = False,
 ) -> RunResult:
     model = MODELS[kind]().to(dtype)
-    with placed_mesh(context, axes) as placed:
-        tp_mesh = placed.mesh["tp"]
-        parallel = parallelize(disturbed(model, tp_mesh), tp_mesh, plan=plan, loss_parallel=loss_parallel)
-        data_mesh = placed.mesh["dp_shard"] if data_parallel else None
-        if data_parallel == "fsdp":
-            for module in model.modules():
-                if type(module).__name__ in ("Block", "DecoderLayer"):
-                    fully_shard(module, mesh=data_mesh)
-            fully_shard(model, mesh=data_mesh)
+    with placed_mesh(context, {"tp": size}) as placed:
+        parallel = parallelize(disturbed(model, placed.mesh), placed.mesh, plan=plan, loss_parallel=loss_parallel)
         optimizer = make_optimizer(optimizer_name, model.parameters())
         keep_kinds_apart(optimizer)
-        seed = data_mesh.get_local_rank() if data_mesh is not None else 0
-        losses, norms = [], []
-        for batch in make_batches(kind, STEPS, seed=seed, dtype=dtype):
+        losses = []
+        for batch in make_batches(kind, STEPS, dtype=dtype):
             optimizer.zero_grad()
             with parallel.running():
                 loss = loss_of(model, batch)
             with parallel.running():
                 loss.backward()
-            if data_parallel == "average":
-                average(model, data_mesh)
-            if clip:
-                norms.append(float(clip_by_norm(model.parameters(), MAX_NORM)))
             optimizer.step()
             assert not isinstance(loss, DTensor), "the loss is a plain tensor"
             losses.append(float(loss.detach()))
-        weights = {name: value.clone() for name, value in parallel.full_state_dict().items()}
-        return RunResult(losses, weights, full_optimizer_state(parallel, model, optimizer), norms)
+        return RunResult.of(losses, parallel, model, optimizer)
 
 
-def average(model: nn.Module, mesh: Any) -> None:
-    """As DDP would, after backward, over the data axis; on each rank's own parts."""
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-        dist.all_reduce(local, group=mesh.get_group())
-        local /= mesh.size()
-
-
-def reference(
-    kind: str, optimizer_name: str, *, data_ranks: int = 1, dtype: torch.dtype = torch.float32, clip: bool = False
-) -> list[ReferenceStep]:
+def reference(kind: str, optimizer_name: str, *, dtype: torch.dtype = torch.float32) -> list[ReferenceStep]:
     return train_reference(
         make_model=lambda: MODELS[kind]().to(dtype),
         make_optimizer=lambda parameters: make_optimizer(optimizer_name, parameters),
-        batches=[make_batches(kind, STEPS, seed=rank, dtype=dtype) for rank in range(data_ranks)],
+        batches=[make_batches(kind, STEPS, dtype=dtype)],
         loss_of=loss_of,
-        clip_norm=MAX_NORM if clip else None,
     )
 
 
-def check(results: list[RunResult], steps: list[ReferenceStep], losses_of_rank: list[int], atol: float) -> None:
-    for result, data_rank in zip(results, losses_of_rank, strict=True):
-        expected = [step.rank_losses[0][data_rank] for step in steps]
+def check(results: list[RunResult], steps: list[ReferenceStep], atol: float) -> None:
+    for result in results:
+        expected = [step.loss for step in steps]
         assert result.losses == pytest.approx(expected, abs=max(atol, 1e-12))
         assert_same(result.weights, steps[-1].weights, atol=atol)
         assert_same(result.optimizer_state, steps[-1].optimizer_state, atol=10 * atol)  # gradients of up to 10, summed
-        if result.norms:
-            assert result.norms == pytest.approx([step.gradient_norm for step in steps], rel=1e-6)
 
 
-@pytest.mark.parametrize("loss_parallel", [False, True], ids=["gathered", "loss_parallel"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(("kind", "size"), [("gpt", 2), ("gpt", 4), ("huggingface", 2)])
+@pytest.mark.parametrize(
+    ("kind", "size", "optimizer", "loss_parallel"),
+    [
+        ("gpt", 2, "adamw", True),
+        ("gpt", 4, "sgd", False),
+        ("huggingface", 2, "adamw", False),
+        ("huggingface", 2, "sgd", True),
+        ("mlp", 3, "adamw", False),  # odd sizes
+    ],
+)
 def test_equals_one_process(ranks: RankPool, kind: str, size: int, optimizer: str, loss_parallel: bool) -> None:
-    results = ranks.run(
-        train, world_size=size, args=(kind, {"tp": size}, optimizer), kwargs={"loss_parallel": loss_parallel}
-    )
-    check(results, reference(kind, optimizer), [0] * size, ATOL[torch.float32])
+    results = ranks.run(train, world_size=size, args=(kind, size, optimizer), kwargs={"loss_parallel": loss_parallel})
+    check(results, reference(kind, optimizer), ATOL[torch.float32])
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_sizes_may_be_odd(ranks: RankPool, optimizer: str) -> None:
-    results = ranks.run(train, world_size=3, args=("mlp", {"tp": 3}, optimizer))
-    check(results, reference("mlp", optimizer), [0] * 3, ATOL[torch.float32])
-
-
-@pytest.mark.parametrize(("kind", "size"), [("gpt", 4), ("huggingface", 2), ("mlp", 3)])
+@pytest.mark.parametrize(("kind", "size"), [("gpt", 4), ("huggingface", 2)])
 def test_the_difference_is_rounding(ranks: RankPool, kind: str, size: int) -> None:
     results = ranks.run(
-        train,
-        world_size=size,
-        args=(kind, {"tp": size}, "sgd"),
-        kwargs={"dtype": torch.float64, "loss_parallel": kind != "mlp"},
+        train, world_size=size, args=(kind, size, "sgd"), kwargs={"dtype": torch.float64, "loss_parallel": True}
     )
-    check(results, reference(kind, "sgd", dtype=torch.float64), [0] * size, ATOL[torch.float64])
-
-
-@pytest.mark.parametrize("kind", ["gpt", "huggingface"])
-@pytest.mark.parametrize("data_parallel", ["average", "fsdp"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_equals_one_process_with_data_parallelism(
-    ranks: RankPool, kind: str, data_parallel: str, optimizer: str
-) -> None:
-    results = ranks.run(
-        train,
-        world_size=4,
-        args=(kind, {"dp_shard": 2, "tp": 2}, optimizer),
-        kwargs={"data_parallel": data_parallel, "loss_parallel": True, "clip": True},
-    )
-    check(results, reference(kind, optimizer, data_ranks=2, clip=True), [0, 0, 1, 1], ATOL[torch.float32])
-
-
-@pytest.mark.parametrize("optimizer", ["foreach", "fused"])
-def test_optimizers_may_work_on_lists_under_fsdp(ranks: RankPool, optimizer: str) -> None:
-    results = ranks.run(
-        train,
-        world_size=4,
-        args=("gpt", {"dp_shard": 2, "tp": 2}, optimizer),
-        kwargs={"data_parallel": "fsdp"},
-    )
-    check(results, reference("gpt", optimizer, data_ranks=2), [0, 0, 1, 1], ATOL[torch.float32])
-
-
-def test_ranks_of_a_host_may_be_numbered_in_turn(ranks: RankPool) -> None:
-    results = ranks.run(
-        train,
-        layout={"a": [0, 2], "b": [1, 3]},
-        args=("gpt", {"dp_shard": 2, "tp": 2}, "sgd"),
-        kwargs={"data_parallel": "fsdp", "clip": True},
-    )
-    check(results, reference("gpt", "sgd", data_ranks=2, clip=True), [0, 1, 0, 1], ATOL[torch.float32])
+    check(results, reference(kind, "sgd", dtype=torch.float64), ATOL[torch.float64])
 
 
 PARTIAL_PLANS = [
@@ -197,11 +128,18 @@ PARTIAL_PLANS = [
 
 @pytest.mark.parametrize("plan", PARTIAL_PLANS, ids=["mlp", "vocabulary", "attention_of_one_block"])
 def test_a_part_of_the_layers_may_be_split(ranks: RankPool, plan: dict[str, str]) -> None:
-    results = ranks.run(train, world_size=2, args=("gpt", {"tp": 2}, "sgd"), kwargs={"plan": plan})
-    check(results, reference("gpt", "sgd"), [0, 0], ATOL[torch.float32])
+    results = ranks.run(train, world_size=2, args=("gpt", 2, "sgd"), kwargs={"plan": plan})
+    check(results, reference("gpt", "sgd"), ATOL[torch.float32])
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
+
+
+def state_of(parallel: TensorParallel) -> dict[str, Tensor]:
+    hooks = StateDictHooks(parallel.model, whole_tensors(parallel))
+    state = parallel.model.state_dict()
+    hooks.release()
+    return state
 
 
 def split_and_look(context: RankContext) -> dict[str, Any]:
@@ -211,14 +149,13 @@ def split_and_look(context: RankContext) -> dict[str, Any]:
         parameters = dict(model.named_parameters())
         attention = model.blocks[0].attention
         return {
-            "full": {name: value.clone() for name, value in parallel.full_state_dict().items()},
+            "full": {name: whole.clone() for name, whole in state_of(parallel).items()},
             "local": {
                 name: (p.to_local() if isinstance(p, DTensor) else p).detach().clone() for name, p in parameters.items()
             },
             "whole": [name for name, p in parameters.items() if not isinstance(p, DTensor)],
             "is_tied": model.head.weight is model.tokens.weight,
             "n_head": attention.n_head,
-            "tp_dims": dict(parallel.tp_dims),
             "description": parallel.split.describe(),
         }
 
@@ -238,7 +175,6 @@ def test_every_rank_holds_its_part_of_the_first_ranks_values(ranks: RankPool) ->
         assert torch.equal(local["tokens.weight"], whole["tokens.weight"].chunk(2)[rank])
         assert result["is_tied"]
         assert result["n_head"] == 2
-        assert result["tp_dims"]["blocks.0.down.weight"] == 1
         assert "blocks.0.norm1.weight" in result["whole"]
         assert result["description"] == (
             "tensor parallel over 2 ranks, plan gpt: 4 column, 4 row, 1 embedding, 1 head"
@@ -254,20 +190,22 @@ def load_and_release(context: RankContext) -> dict[str, Any]:
         parallel = parallelize(model, placed.mesh["tp"])
         kept = getattr(model.blocks[0].up.weight, "no_decay", False)
         other = whole_gpt(seed=1).state_dict()
-        parallel.load_full_state_dict(other)
-        loaded = {name: value.clone() for name, value in parallel.full_state_dict().items()}
-        dropped = parallel.full_state_dict(keep=context.rank == 0)
-        with pytest.raises(ConfigError, match=r"missing \['blocks.0.up.bias'\]"):
-            parallel.load_full_state_dict({k: v for k, v in other.items() if k != "blocks.0.up.bias"})
-        with pytest.raises(ConfigError, match=r"head.weight has shape"):
-            parallel.load_full_state_dict({**other, "head.weight": torch.zeros(3, 3)})
+        speaking = StateDictHooks(model, whole_tensors(parallel))
+        model.load_state_dict(other)
+        loaded = {name: value.clone() for name, value in model.state_dict().items()}
+        part = {name: value.clone() for name, value in model.blocks[1].state_dict().items()}
+        with pytest.raises(RuntimeError, match=r"blocks.0.up.bias"):
+            model.load_state_dict({k: v for k, v in other.items() if k != "blocks.0.up.bias"})
+        with pytest.raises(RuntimeError, match=r"size mismatch for head.weight"):
+            model.load_state_dict({**other, "head.weight": torch.zeros(3, 3)})
+        speaking.release()
         parallel.release()
         parallel.release()
         after = dict(model.named_parameters(remove_duplicate=False))
         return {
             "kept": kept,
             "loaded": loaded,
-            "num_dropped": len(dropped),
+            "part": part,
             "released": {name: value.detach().clone() for name, value in model.state_dict().items()},
             "same_objects": all(after[name] is parameter for name, parameter in before.items()),
             "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) - hooks,
@@ -278,37 +216,15 @@ def load_and_release(context: RankContext) -> dict[str, Any]:
 
 def test_whole_values_can_be_loaded_and_a_model_is_whole_after_release(ranks: RankPool) -> None:
     expected = whole_gpt(seed=1)
-    for rank, result in enumerate(ranks.run(load_and_release, world_size=4)):
+    for result in ranks.run(load_and_release, world_size=4):
         assert result["kept"], "what a user notes on a parameter goes with it"
         assert_same(result["loaded"], expected.state_dict(), atol=0)
-        assert result["num_dropped"] == (len(expected.state_dict()) if rank == 0 else 0)
+        assert_same(result["part"], expected.blocks[1].state_dict(), atol=0)
         assert_same(result["released"], expected.state_dict(), atol=0)
         assert result["same_objects"]
         assert result["hooks"] == 0
         assert result["n_head"] == 4
         assert result["loss"] == float(loss_of(expected, make_batches("gpt", 1)[0]).detach())
-
-
-def reload_under_fsdp(context: RankContext) -> tuple[dict[str, Any], dict[str, Any]]:
-    model = make_gpt()
-    with placed_mesh(context, {"dp_shard": 2, "tp": 2}) as placed:
-        parallel = parallelize(model, placed.mesh["tp"])
-        for block in model.blocks:
-            fully_shard(block, mesh=placed.mesh["dp_shard"])
-        fully_shard(model, mesh=placed.mesh["dp_shard"])
-        assert isinstance(model, FSDPModule)
-        parallel.load_full_state_dict(whole_gpt(seed=1).state_dict())
-        loaded = {name: value.clone() for name, value in parallel.full_state_dict().items()}
-        loss = loss_of(model, make_batches("gpt", 1)[0])
-        return loaded, {"loss": loss.detach()}
-
-
-def test_whole_values_can_be_loaded_under_fsdp(ranks: RankPool) -> None:
-    expected = whole_gpt(seed=1)
-    loss = loss_of(expected, make_batches("gpt", 1)[0]).detach()
-    for loaded, forward in ranks.run(reload_under_fsdp, world_size=4):
-        assert_same(loaded, expected.state_dict(), atol=0)
-        assert_same(forward, {"loss": loss}, atol=1e-6)  # sums over ranks
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -368,7 +284,7 @@ def use_logits(context: RankContext) -> dict[str, Any]:
                 logits[0] = 0.0
             sum(results[name] for name in LOSSES).backward()
             shape = tuple(logits.shape)
-        results["gradient"] = parallel.full_tensor("head.weight", model.head.weight.grad)
+        results["gradient"] = whole_gradients(parallel, model)["tokens.weight"]
         assert not any(isinstance(value, DTensor) for value in results.values())
         return {"outside": outside.detach(), "shape": shape, **{k: v.detach() for k, v in results.items()}}
 
@@ -521,7 +437,7 @@ def drop_under_recomputation(context: RankContext, how: str) -> dict[str, Any]:
                 loss = loss_of(model, batch)
             with parallel.running():
                 loss.backward()
-        gradients = {n: parallel.full_tensor(n, p.grad).clone() for n, p in model.named_parameters()}
+        gradients = whole_gradients(parallel, model)
         whole_parameters = [n for n, p in model.named_parameters() if not isinstance(p, DTensor)]
         return {"gradients": gradients, "state": torch.get_rng_state(), "whole": whole_parameters}
 
@@ -685,22 +601,3 @@ def test_a_lost_peer_is_an_error_at_once(ranks: RankPool) -> None:
     with pytest.raises(RanksFailed) as caught:
         ranks.run(lose_peer, world_size=2, fresh=True, deadline_s=40)
     assert {failure.rank: failure.kind for failure in caught.value.failures} == {0: "raised", 1: "raised"}
-
-
-def norms(context: RankContext) -> dict[str, float]:
-    model = make_gpt()
-    with placed_mesh(context, {"tp": 2}) as placed:
-        parallel = parallelize(model, placed.mesh)
-        with parallel.running():
-            loss_of(model, make_batches("gpt", 1)[0]).backward()
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        return {str(p): float(global_norm(gradients, norm_type=p)) for p in (1.0, 2.0, 3.0, float("inf"))}
-
-
-def test_norms_are_those_of_the_whole_model(ranks: RankPool) -> None:
-    model = whole_gpt()
-    loss_of(model, make_batches("gpt", 1)[0]).backward()
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    for result in ranks.run(norms, world_size=2):
-        for norm_type, norm in result.items():
-            assert norm == pytest.approx(float(torch.nn.utils.get_total_norm(gradients, float(norm_type))), rel=1e-5)

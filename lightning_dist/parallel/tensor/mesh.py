@@ -101,9 +101,7 @@ def _slice(block: Block, rank: int, axes: Sequence[str]) -> torch.Tensor:
     """The ranks of a block that differ from ``rank`` along ``axes`` only, an axis a dim."""
     ranks = torch.tensor(block, dtype=torch.int)
     place = (ranks == rank).nonzero()[0].tolist()
-    index = tuple(
-        slice(None) if axis in axes else position for axis, position in zip(MESH_AXES, place, strict=True)
-    )
+    index = tuple(slice(None) if axis in axes else position for axis, position in zip(MESH_AXES, place, strict=True))
     return ranks[index]
 
 
