@@ -125,6 +125,7 @@ class HierDistStrategy(ParallelStrategy):
         self.start_method = start_method
         self._layer_sync_applied = False
         self._failed = False
+        self._was_on_meta = False
         self._run: build.RunContext | None = None
         self._mode: Mode | None = None
         self._agreement: Agreement | None = None
@@ -234,6 +235,7 @@ class HierDistStrategy(ParallelStrategy):
         assert self.lightning_module is not None
         is_fitting = trainer.state.fn == TrainerFn.FITTING
         self._failed = False
+        self._was_on_meta = is_on_meta(self.lightning_module)
         if is_fitting and self._layer_sync:
             self.model = self._layer_sync.apply(self.model)
             self._layer_sync_applied = True
@@ -427,8 +429,10 @@ class HierDistStrategy(ParallelStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """A model that is on the meta device until it is sharded can be loaded only then."""
-        return self.parallel_config.shards and self.lightning_module is not None and is_on_meta(self.lightning_module)
+        """A model that is on the meta device until it is spread over ranks can be loaded only then."""
+        if not (self.parallel_config.shards or self.parallel_config.splits) or self.lightning_module is None:
+            return False
+        return self._was_on_meta or is_on_meta(self.lightning_module)  # asked before and after setup
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state; its values on rank 0 only where it is sharded."""

@@ -14,6 +14,7 @@ from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import CombinationError, PlacementError
 from lightning_dist.gradsync.part_average import PartAverage, Vote
 from lightning_dist.gradsync.sparse import has_sparse_gradients
+from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, make_mesh, parallelize
 from lightning_dist.topology import Axes, Cluster, Layout
 from lightning_dist.topology.layout import DATA_AXES
@@ -118,7 +119,7 @@ def split_module(
     """Split a module's layers, with rank 0's values; every rank calls it.
 
     Args:
-        module: Whole on each rank.
+        module: Whole on each rank, or on the meta device: it then is whole until it has been split.
         links: Its groups.
         run: For the seam and the device.
         parallel: Options.
@@ -132,6 +133,9 @@ def split_module(
             "nn.Embedding(sparse=True) does not go with split layers, whose gradients are dense: write sparse=False, "
             "or parallel=ddp"
         )
+    if is_on_meta(module):
+        with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+            materialize(module, run.device)
     module.to(run.device)
     values = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
     tensor = parallel.tensor

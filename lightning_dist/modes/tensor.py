@@ -17,7 +17,6 @@ from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.modes.averaged import AveragedMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.sharded import ShardedMode
-from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.tensor.batches import check_batches
 from lightning_dist.parallel.tensor.wrapped import SplitModule
@@ -47,7 +46,6 @@ class TensorMode(Mode):
 
     def place(self, trainer: pl.Trainer) -> nn.Module:
         """Split the layers."""
-        self._refuse_meta()
         split, links = self._open()
         self._inner = AveragedMode(self.setting, self.module, split, links)
         return self._inner.place(trainer)
@@ -68,7 +66,6 @@ class TensorMode(Mode):
         Raises:
             CombinationError: The run has some of it.
         """
-        self._refuse_meta()
         mode = self.setting.parallel.mode
         averaging = [c for c in trainer.callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]  # type: ignore[attr-defined]
         if averaging:
@@ -90,13 +87,6 @@ class TensorMode(Mode):
             raise CombinationError(
                 f"manual optimization with parallel.mode={mode} and split layers: write parallel=tensor, or "
                 f"parallel={mode} without parallel.tensor.size"
-            )
-
-    def _refuse_meta(self) -> None:
-        if is_on_meta(self.module):
-            raise CombinationError(
-                "the model was made on the meta device, and layers are split by their values: make it outside of "
-                "torch.device('meta'), or write parallel=zero3 without parallel.tensor.size"
             )
 
     @property
@@ -175,8 +165,10 @@ class TensorMode(Mode):
         if self._inner is not None:
             self._inner.release(failed=failed)
         split, self._split = self._split, None
-        if split is not None:
-            split.release(whole=not failed)
+        if split is not None and failed:
+            split.abandon(is_sharded=isinstance(self._inner, ShardedMode))
+        elif split is not None:
+            split.release()
 
     def close(self) -> None:
         """End lanes and groups, the inner mode's first."""

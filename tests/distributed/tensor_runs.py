@@ -29,6 +29,7 @@ class SplitCase:
         sync: Options of the group ``sync``.
         trainer: Arguments of the Trainer.
         accumulation: Micro-batches a step.
+        alike: Whether all ranks read the same data, so that their number does not matter.
     """
 
     model: str = "gpt"
@@ -37,6 +38,7 @@ class SplitCase:
     sync: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     accumulation: int = 1
+    alike: bool = False
 
 
 class SplitLearner(pl.LightningModule):
@@ -55,7 +57,7 @@ class SplitLearner(pl.LightningModule):
     @property
     def data_rank(self) -> int:
         """Which part of the data this rank reads."""
-        return int(self.trainer.distributed_sampler_kwargs["rank"])
+        return 0 if self.case.alike else int(self.trainer.distributed_sampler_kwargs["rank"])
 
     def train_dataloader(self) -> DataLoader[Any]:
         return self._batches(STEPS * self.case.accumulation)

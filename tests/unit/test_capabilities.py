@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_dist.capabilities import without_effect
-from lightning_dist.config import PARALLEL_MODES, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import PARALLEL_MODES, ParallelConfig, ProbeConfig, SyncConfig, TensorConfig, TopologyConfig
 
 SWITCHES = {"x": ["a"], "y": ["b"]}
 
@@ -57,6 +57,10 @@ def test_what_works_is_not_warned_of(sync: dict[str, Any], topology: dict[str, A
         ({"gather_dtype": "bf16"}, "cpu", "parallel.gather_dtype"),
         ({"mode": "zero3", "cpu_offload": True}, "cpu", "parallel.cpu_offload"),
         ({"cpu_offload": True}, "cuda", "parallel.cpu_offload"),
+        ({"mode": "tensor", "static_graph": True}, "cpu", "parallel.static_graph"),
+        ({"mode": "tensor", "shard_modules": ["Block"]}, "cpu", "parallel.shard_modules"),
+        ({"mode": "zero3", "tensor": TensorConfig(plan="gpt")}, "cpu", "parallel.tensor.plan"),
+        ({"tensor": TensorConfig(loss_parallel=True)}, "cpu", "parallel.tensor.loss_parallel"),
     ],
 )
 def test_options_of_another_mode_are_named(parallel: dict[str, Any], device: str, named: str) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.parallel.tensor.anomaly import anomalies_found_in_parts
 from lightning_dist.parallel.tensor.layers import PerHead, SplitLayer, as_placed, guarded, placements_of
 from lightning_dist.parallel.tensor.logits import SplitLogits
 from lightning_dist.parallel.tensor.plan import Split, split_model
@@ -135,6 +136,7 @@ class TensorParallel:
             ConfigError: The output of a column layer was taken by no row layer.
         """
         with ExitStack() as stack:
+            stack.enter_context(anomalies_found_in_parts())
             if self._loss_parallel and keeps_logits:
                 stack.enter_context(self._logits.kept())
             try:
@@ -190,23 +192,42 @@ class TensorParallel:
     # -- undoing ------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def release(self, *, whole: bool = True) -> None:
+    def release(self) -> None:
         """Make the model whole again: the user's parameter objects, with the present values; collective. Safe twice.
 
         Call it while the parameters are on the mesh's device, and after FSDP2's shards have been given up.
+        """
+        for entry in self.entries:
+            current = self._current(entry)
+            entry.original.data = self.whole(entry, current.to_local())
+            self._put(entry, entry.original, requires_grad=current.requires_grad)
+        self._unhook()
+
+    @torch.no_grad()
+    def abandon(self, *, is_sharded: bool) -> None:
+        """After a failure: the model keeps this rank's parts, and is of no further use; nothing is sent. Safe twice.
 
         Args:
-            whole: Gather the parameters; else, after a failed collective, the model keeps its parts and is of no
-                further use.
+            is_sharded: FSDP2 holds the parameters; else they become plain, since a DTensor that is used by a graph
+                cannot be moved.
         """
-        for entry in self.entries if whole else ():
-            module, own, _ = entry.places[0]
-            current = module._parameters[own]
-            assert isinstance(current, DTensor)
-            entry.original.data = self.whole(entry, current.to_local())
-            entry.original.requires_grad_(current.requires_grad)
-            for module, own, _ in entry.places:
-                module.register_parameter(own, entry.original)
+        for entry in () if is_sharded else self.entries:
+            current = self._current(entry)
+            self._put(entry, nn.Parameter(current.to_local()), requires_grad=current.requires_grad)
+        self._unhook()
+
+    def _current(self, entry: SplitParameter) -> DTensor:
+        module, own, _ = entry.places[0]
+        current = module._parameters[own]
+        assert isinstance(current, DTensor)
+        return current
+
+    def _put(self, entry: SplitParameter, parameter: nn.Parameter, *, requires_grad: bool) -> None:
+        parameter.requires_grad_(requires_grad)
+        for module, own, _ in entry.places:
+            module.register_parameter(own, parameter)
+
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
         for module, attribute, number in self._head_counts:
