@@ -238,19 +238,13 @@ class ParallelConfig:
             raise CombinationError(
                 "parallel.mode=tensor with parallel.tensor.size=1 splits nothing; write parallel=ddp"
             )
+        no_ddp = "DistributedDataParallel does not take split layers; write parallel=tensor"
+        no_second = "FSDP2 keeps no second shard of split layers; write parallel.secondary_shard=off, or parallel=hsdp"
+        no_offload = "layers are split between devices; write parallel.cpu_offload=false"
         refused = {
-            "mode=ddp": (
-                self.mode == "ddp",
-                "DistributedDataParallel does not take split layers; write parallel=tensor",
-            ),
-            "secondary_shard=host": (
-                self.secondary_shard == "host",
-                "FSDP2 keeps no second shard of split layers; write parallel.secondary_shard=off, or parallel=hsdp",
-            ),
-            "cpu_offload=true": (
-                self.cpu_offload,
-                "layers are split between devices; write parallel.cpu_offload=false",
-            ),
+            "mode=ddp": (self.mode == "ddp", no_ddp),
+            "secondary_shard=host": (self.secondary_shard == "host", no_second),
+            "cpu_offload=true": (self.cpu_offload, no_offload),
         }
         for option, (is_set, reason) in refused.items():
             if self.splits and is_set:
