@@ -176,7 +176,9 @@ class ExampleData(pl.LightningDataModule):
     def _place(self) -> tuple[int, int]:
         if self.trainer is None:
             return 1, 0
-        return self.trainer.world_size, self.trainer.global_rank
+        part = self.trainer.distributed_sampler_kwargs  # ranks that share layers read the same
+        assert part is not None, "the strategy is a parallel one"
+        return part["num_replicas"], part["rank"]
 
     def _split(self) -> tuple[int, int]:
         """Bytes for training and for validation."""

@@ -72,7 +72,8 @@ class Throughput(Callback):
         now = time.perf_counter()
         if self._since is not None and trainer.fit_loop.total_batch_idx > 0:
             self.seconds += now - self._since
-            self.samples += len(batch[0]) * trainer.world_size
+            part = trainer.distributed_sampler_kwargs
+            self.samples += len(batch[0]) * (part["num_replicas"] if part else 1)
         self._since = now
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -55,11 +55,19 @@ def _parallel_without_effect(parallel: ParallelConfig, *, device_type: str) -> l
     defaults = ParallelConfig()
     only_ddp = ("static_graph", "gradient_as_bucket_view")
     only_shards = ("shard_modules", "prefetch", "cpu_offload", "gather_dtype", "reduce_dtype")
+    idle = (*(only_ddp if parallel.mode != "ddp" else ()), *(only_shards if not parallel.shards else ()))
     said = [
         f"parallel.{name} has no effect with parallel.mode={parallel.mode}"
-        for name in (only_ddp if parallel.shards else only_shards)
+        for name in idle
         if getattr(parallel, name) != getattr(defaults, name)
     ]
+    if not parallel.splits:
+        said += [
+            f"parallel.tensor.{name} has no effect with parallel.mode={parallel.mode} unless parallel.tensor.size says "
+            "how many ranks share a layer; write parallel=tensor, or a size"
+            for name in ("plan", "loss_parallel")
+            if getattr(parallel.tensor, name) != getattr(defaults.tensor, name)
+        ]
     if parallel.shards and parallel.cpu_offload and device_type == "cpu":
         said.append("parallel.cpu_offload has no effect on CPU, where shards live in host memory anyway")
     return said

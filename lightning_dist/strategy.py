@@ -46,7 +46,7 @@ from lightning_dist.config import (
     resolve,
 )
 from lightning_dist.data.agreed import agreed_loader
-from lightning_dist.errors import CollectiveError, unknown_option
+from lightning_dist.errors import CollectiveError, ConfigError, unknown_option
 from lightning_dist.events import EventStream
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
 from lightning_dist.launch import RankLauncher
@@ -134,6 +134,7 @@ class HierDistStrategy(ParallelStrategy):
         self.start_method = start_method
         self._layer_sync_applied = False
         self._failed = False
+        self._was_on_meta = False
         self._run: build.RunContext | None = None
         self._mode: Mode | None = None
         self._recomputation: Recomputation | None = None
@@ -178,7 +179,11 @@ class HierDistStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """Which part of the data this rank reads."""
+        """Which part of the data this rank reads; ranks that share layers read the same."""
+        if self._run is not None:
+            return build.data_part(self._run, self.parallel_config)._asdict()
+        if self.parallel_config.splits:
+            raise ConfigError("which ranks share layers is known once they have met: ask in setup() or a loader's hook")
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property
@@ -245,6 +250,7 @@ class HierDistStrategy(ParallelStrategy):
         assert self.lightning_module is not None
         is_fitting = trainer.state.fn == TrainerFn.FITTING
         self._failed = False
+        self._was_on_meta = is_on_meta(self.lightning_module)
         if is_fitting and self._layer_sync:
             self.model = self._layer_sync.apply(self.model)
             self._layer_sync_applied = True
@@ -342,7 +348,8 @@ class HierDistStrategy(ParallelStrategy):
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run backward; a failed collective inside it is raised as such."""
-        with self._named_failures("backward"):
+        running = self._mode.running_backward() if self._mode is not None else contextlib.nullcontext()
+        with self._named_failures("backward"), running:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
@@ -448,11 +455,19 @@ class HierDistStrategy(ParallelStrategy):
             return super().all_gather(tensor, group=group, sync_grads=sync_grads)
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Combine a tensor of every rank; what is no tensor is returned as it is."""
+        """Combine a tensor of every rank that reads other data; what is no tensor is returned as it is."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
+        if group is None and self._mode is not None:
+            group = self._mode.data_group
         with self._operation("reduce"):
             return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
+        """Whether all ranks say yes, or any; also ranks that share layers, which :meth:`reduce` counts once."""
+        said = torch.tensor(int(decision), device=self.root_device)
+        number = int(self.reduce(said, group=dist.group.WORLD, reduce_op="sum"))
+        return number == self.world_size if all else number > 0
 
     @contextlib.contextmanager
     def _operation(self, name: str) -> Generator[None, None, None]:
@@ -463,8 +478,10 @@ class HierDistStrategy(ParallelStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """A model that is on the meta device until it is sharded can be loaded only then."""
-        return self.parallel_config.shards and self.lightning_module is not None and is_on_meta(self.lightning_module)
+        """A model that is on the meta device until it is spread over ranks can be loaded only then."""
+        if not (self.parallel_config.shards or self.parallel_config.splits) or self.lightning_module is None:
+            return False
+        return self._was_on_meta or is_on_meta(self.lightning_module)  # asked before and after setup
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's state; its values on rank 0 only where it is sharded."""

@@ -9,17 +9,31 @@ from lightning_dist.build.gradients import (
 from lightning_dist.build.recompute import open_recomputation
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
+from lightning_dist.build.tensor import (
+    average_parts,
+    data_part,
+    describe_split,
+    open_tensor_links,
+    place_ranks,
+    split_module,
+)
 
 __all__ = [
     "RunContext",
+    "average_parts",
+    "data_part",
     "describe",
     "describe_shards",
+    "describe_split",
     "open_agreement",
     "open_gradient_all_reduce",
     "open_recomputation",
     "open_run",
     "open_shard_links",
     "open_sparse_all_reduce",
+    "open_tensor_links",
+    "place_ranks",
     "shard_model",
+    "split_module",
     "wrap_data_parallel",
 ]

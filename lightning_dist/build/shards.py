@@ -7,22 +7,27 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from lightning_dist.build.groups import GroupMaker
 from lightning_dist.build.run import RunContext, side_stream
 from lightning_dist.comm.agreement import Agreement
-from lightning_dist.comm.codecs import codec_of
-from lightning_dist.comm.collectives import RankGroup
-from lightning_dist.comm.groups import make_group
-from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce_across
-from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import CombinationError, PlacementError
 from lightning_dist.gradsync.sparse import has_sparse_gradients
 from lightning_dist.parallel.sharded import Sharded
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.zero import ShardLinks, open_mesh, shard
 
 
-def open_shard_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig) -> ShardLinks:
+def open_shard_links(
+    run: RunContext, parallel: ParallelConfig, sync: SyncConfig, tensor: TensorLinks | None = None
+) -> ShardLinks:
     """Lanes and groups for sharded parameters; every rank calls it.
+
+    Args:
+        run: For the cluster and the seam.
+        parallel: Mode and options.
+        sync: How values travel.
+        tensor: Of layers that are split; shards are then spread over the ranks that hold the same parts.
 
     Raises:
         PlacementError: The mode needs as many ranks on each host, and they differ.
@@ -37,12 +42,18 @@ def open_shard_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig
             f"{', '.join(map(str, cluster.ranks_per_host))}. Write parallel=zero3 with parallel.secondary_shard=off"
         )
     with run.collectives.opening("opening the shards' groups", run.world):
-        groups = _ShardGroups(run, sync)
-        replicas = tuple(zip(*hosts, strict=True)) if by_host else ()
+        groups = GroupMaker(run, sync)
+        replicas: Sequence[Sequence[int]] = tuple(zip(*hosts, strict=True)) if by_host else ()
         parts: Sequence[Sequence[int]] = hosts if parallel.mode == "hsdp" else [range(world_size)]
         secondary = parallel.secondary_shard == "host" and cluster.num_hosts > 1
+        if tensor is None:
+            mesh = open_mesh([groups.make(parts, "shards")], device_type=run.device.type)
+        else:
+            parts = [sorted(part) for part in tensor.layout.groups("dp_shard")]
+            replicas = tensor.layout.groups("dp_replicate")
+            mesh = tensor.placed.mesh["dp_shard"]
         return ShardLinks(
-            mesh=open_mesh([groups.make(parts, "shards")], device_type=run.device.type),
+            mesh=mesh,
             scatter=groups.scatter(parts, "shards"),
             secondary=open_mesh(
                 [groups.make(replicas, "hosts"), groups.make(hosts, "host")], device_type=run.device.type, ranks=hosts
@@ -56,56 +67,18 @@ def open_shard_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig
             vote=Agreement(run.collectives.blocking_host(), world_size),
             operation=run.operation,
             groups=groups.made,
-        )
-
-
-class _ShardGroups:
-    """Makes groups and lanes over parts of the world, in the same order on every rank, and keeps what it made."""
-
-    def __init__(self, run: RunContext, sync: SyncConfig) -> None:
-        self.made: list[RankGroup] = []
-        self._run = run
-        self._sync = sync
-        flat = sync.algorithm == "flat"
-        self._cluster = run.cluster.flattened() if flat else run.cluster
-        self._codec = codec_of(sync.wire_dtype) if run.cluster.num_hosts > 1 else None
-
-    def make(self, parts: Sequence[Sequence[int]], label: str) -> RankGroup:
-        """This rank's group among ``parts``."""
-        run, own = self._run, None
-        for part in parts:
-            tier = run.cluster.tier_of(part).value
-            group = make_group(part, rank=run.rank, label=label, tier=tier, timeout_s=self._sync.timeout_s)
-            own = group if group is not None else own
-        assert own is not None, "every rank is in a part"
-        self.made.append(own)
-        return own
-
-    def scatter(self, parts: Sequence[Sequence[int]], purpose: str) -> HierarchicalScatter:
-        """Lanes over the parts."""
-        run = self._run
-        return HierarchicalScatter(
-            self._cluster,
-            collectives=run.collectives,
-            device=run.device,
-            rank=run.rank,
-            store=run.own_store(purpose),
-            timeout_s=self._sync.timeout_s,
-            chunk_bytes=self._sync.chunk_bytes,
-            parts=parts,
-            codec=self._codec,
-        )
-
-    def all_reduce(self, parts: Sequence[Sequence[int]]) -> HierarchicalAllReduce:
-        """Sums over parts that have one rank on each host."""
-        run, sync = self._run, self._sync
-        return open_all_reduce_across(
-            parts, config=sync, collectives=run.collectives, device=run.device, rank=run.rank, store=run.store
+            brings_values=tensor is None,
         )
 
 
 def shard_model(
-    module: torch.nn.Module, links: ShardLinks, *, run: RunContext, parallel: ParallelConfig, by_child: bool
+    module: torch.nn.Module,
+    links: ShardLinks,
+    *,
+    run: RunContext,
+    parallel: ParallelConfig,
+    by_child: bool,
+    split: TensorParallel | None = None,
 ) -> Sharded:
     """Shard a module; every rank calls it.
 
@@ -115,6 +88,7 @@ def shard_model(
         run: For the seam and the device.
         parallel: Mode and options.
         by_child: See :func:`~lightning_dist.parallel.zero.shard`.
+        split: What has split its layers before.
 
     Raises:
         CombinationError: The module has gradients that cannot be sharded.
@@ -129,12 +103,19 @@ def shard_model(
         with run.operation("broadcast of the seed"):
             dist.broadcast_object_list(seed, 0)
     with side_stream(run.device), run.collectives.opening("sharding the model", run.world):
-        return shard(module, parallel, links, device=run.device, seed=seed[0], by_child=by_child)
+        return shard(module, parallel, links, device=run.device, seed=seed[0], by_child=by_child, split=split)
 
 
-def describe_shards(run: RunContext, sharded: Sharded, links: ShardLinks) -> str:
-    """How the model is spread, in a few lines."""
+def describe_shards(run: RunContext, sharded: Sharded, links: ShardLinks, *, num_data: int) -> str:
+    """How the model is spread, in a few lines.
+
+    Args:
+        run: For the number of ranks.
+        sharded: The model.
+        links: What its shards travel over.
+        num_data: Ranks that read different data.
+    """
     shards = links.scatter.members
-    replicas = run.cluster.world_size // len(shards)
+    replicas = num_data // len(shards)
     copies = f", {replicas} replicas" if replicas > 1 else ""
     return f"hierdist: {run.cluster.world_size} ranks; {len(shards)} shards{copies}\n{sharded.description}"

@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 from lightning_dist.modes.data_parallel import DataParallelMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.sharded import ShardedMode
+from lightning_dist.modes.tensor import TensorMode
 
 MODES: dict[str, type[Mode]] = {
     "ddp": DataParallelMode,
@@ -14,12 +15,13 @@ MODES: dict[str, type[Mode]] = {
     "zero2": ShardedMode,
     "zero3": ShardedMode,
     "hsdp": ShardedMode,
+    "tensor": TensorMode,
 }
 
 
 def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
-    """The mode that ``setting.parallel`` names, not yet connected."""
-    return MODES[setting.parallel.mode](setting, module)
+    """The mode that ``setting.parallel`` asks for, not yet connected; where layers are split, the one that splits."""
+    return MODES["tensor" if setting.parallel.splits else setting.parallel.mode](setting, module)
 
 
 __all__ = ["MODES", "Mode", "Setting", "open_mode"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
@@ -44,9 +45,9 @@ class Mode:
     """Connects a module to other ranks, from :meth:`wrap` or :meth:`place` to :meth:`close`.
 
     The sequence of calls, on every rank: :meth:`wrap` in a fit, :meth:`place` in any other call of the Trainer; around
-    each backward :meth:`before_backward` and :meth:`after_backward`, inside :meth:`no_sync` where gradients accumulate;
-    for each evaluation :meth:`begin_evaluation`, :meth:`evaluate` for each batch, :meth:`end_evaluation`; at last
-    :meth:`release` and :meth:`close`.
+    each backward :meth:`before_backward`, :meth:`running_backward` and :meth:`after_backward`, inside :meth:`no_sync`
+    where gradients accumulate; for each evaluation :meth:`begin_evaluation`, :meth:`evaluate` for each batch,
+    :meth:`end_evaluation`; at last :meth:`release` and :meth:`close`.
 
     Args:
         setting: What it works in.
@@ -77,8 +78,17 @@ class Mode:
     def before_backward(self, loss: torch.Tensor) -> None:
         """A backward begins."""
 
+    def running_backward(self) -> AbstractContextManager[None]:
+        """Around a backward, between :meth:`before_backward` and :meth:`after_backward`."""
+        return nullcontext()
+
     def after_backward(self) -> None:
         """A backward is done."""
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The ranks whose values a reduction counts; ``None``: all, since each reads other data."""
+        return None
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Inside, gradients are left for a later backward to synchronise."""

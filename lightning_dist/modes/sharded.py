@@ -17,20 +17,37 @@ from torch import nn
 
 from lightning_dist import build
 from lightning_dist.errors import CollectiveError
+from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.sharded import Sharded
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.used_shards import WholeNumbers, explaining_shards
 from lightning_dist.parallel.zero import ShardLinks
 
 
 class ShardedMode(Mode):
-    """On FSDP2, over our lanes. The averaged copies that Lightning's callbacks keep are spread with the model."""
+    """On FSDP2, over our lanes. The averaged copies that Lightning's callbacks keep are spread with the model.
 
-    def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
+    Args:
+        setting: What it works in.
+        module: The user's.
+        split: What has split the module's layers before, if anything has.
+        tensor: The groups of the split layers.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        module: pl.LightningModule,
+        split: TensorParallel | None = None,
+        tensor: TensorLinks | None = None,
+    ) -> None:
         super().__init__(setting, module)
+        self._split = split
+        self._tensor = tensor
         self._model: Sharded | None = None
         self._averages: list[Sharded] = []
         self._links: ShardLinks | None = None
@@ -60,31 +77,25 @@ class ShardedMode(Mode):
         if setting.ddp_arguments:
             names, mode = ", ".join(setting.ddp_arguments), setting.parallel.mode
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
-        self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync)
+        self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync, self._tensor)
         self._model = self._sharded(self.module, self._links)
         self._averages = [self._sharded(average, self._links) for average in _averages_of(trainer)]
         self._norm_globally(self._links)
-        setting.announce(build.describe_shards(setting.run, self._model, self._links))
+        setting.announce(self._described(self._model, self._links))
         return self._model
 
     def _sharded(self, module: nn.Module, links: ShardLinks) -> Sharded:
         by_child = not getattr(module, "automatic_optimization", True)
-        return build.shard_model(module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child)
+        return build.shard_model(
+            module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child, split=self._split
+        )
 
     def _norm_globally(self, links: ShardLinks) -> None:
         """Clip by the norm of the whole gradient, and let hooks that log norms see plain numbers."""
-        norm, plugin = GlobalNorm(self.setting.run.collectives, links.shards), self.setting.precision
-        self._norm = norm
-
-        def clip_by_norm(optimizer: Any, clip_val: float) -> None:
-            norm.clip(plugin.main_params(optimizer), clip_val)
-
-        def clip_by_value(optimizer: Any, clip_val: float) -> None:
-            norm.clip_values(plugin.main_params(optimizer), clip_val)
-
+        tensor, plugin = None if self._tensor is None else self._tensor.tensor, self.setting.precision
+        self._norm = GlobalNorm(self.setting.run.collectives, links.shards, tensor)
+        clip_globally(plugin, self._norm)
         vars(plugin).update(
-            clip_grad_by_norm=clip_by_norm,
-            clip_grad_by_value=clip_by_value,
             _after_closure=_with_whole_numbers(plugin._after_closure),  # calls on_before_optimizer_step
             post_backward=_with_whole_numbers(plugin.post_backward),  # calls on_after_backward
         )
@@ -98,6 +109,13 @@ class ShardedMode(Mode):
         if self._norm is None:
             return super().gradient_norm(norm_type)
         return self._norm.total(self.module.parameters(), norm_type)
+
+    def _described(self, model: Sharded, links: ShardLinks) -> str:
+        run, lines = self.setting.run, []
+        if self._split is not None and self._tensor is not None:
+            lines.append(build.describe_split(run, self._split, self._tensor))
+        num_data = run.cluster.world_size if self._tensor is None else self._tensor.data.size
+        return "\n".join([*lines, build.describe_shards(run, model, links, num_data=num_data)])
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse those made before the sharding."""
@@ -191,7 +209,8 @@ class ShardedMode(Mode):
         sharded = [wrapped for wrapped in (self._model, *self._averages) if wrapped is not None]
         self._model, self._averages = None, []
         self._norm = None
-        for name in ("clip_grad_by_norm", "clip_grad_by_value", "_after_closure", "post_backward"):
+        clip_as_before(self.setting.precision)
+        for name in ("_after_closure", "post_backward"):
             vars(self.setting.precision).pop(name, None)
         for wrapped in sharded:
             wrapped.release(whole=not failed)

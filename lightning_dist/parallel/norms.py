@@ -12,20 +12,27 @@ from torch.distributed.tensor import DTensor
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
 
+TENSOR_AXIS = "tp"
+
 
 class GlobalNorm:
     """The norm of all gradients, as if they were whole. Every rank makes it, and calls it with the same parameters.
 
-    A gradient that is a ``DTensor`` is spread over the group's ranks; any other is the same on all of them.
+    A gradient that is a ``DTensor`` is spread over the group of each axis along which it is; any other is the same on
+    all ranks.
 
     Args:
         collectives: The seam.
-        shards: The ranks that share the shards.
+        shards: The ranks that share the shards; ``None`` where nothing is sharded.
+        tensor: The ranks that share layers, along the axis ``tp``; ``None`` where no layer is split.
     """
 
-    def __init__(self, collectives: Collectives, shards: RankGroup) -> None:
+    def __init__(
+        self, collectives: Collectives, shards: RankGroup | None = None, tensor: RankGroup | None = None
+    ) -> None:
         self._collectives = collectives
         self._shards = shards
+        self._tensor = tensor
 
     def total(self, parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
         """The norm over all gradients, fp32, 0-dim; 0 if there is none.
@@ -35,17 +42,21 @@ class GlobalNorm:
             norm_type: Which norm; ``math.inf`` is the largest absolute value.
         """
         gradients = [p.grad for p in parameters if p.grad is not None]
-        spread = [g._local_tensor for g in gradients if isinstance(g, DTensor)]
-        whole = [g for g in gradients if not isinstance(g, DTensor)]
         device = gradients[0].device if gradients else torch.device("cpu")
-        part = _power(spread, norm_type, device)
-        if self._shards.size > 1:
-            largest = math.isinf(norm_type)
-            self._collectives.all_reduce(part, self._shards, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
-        rest = _power(whole, norm_type, device)
-        if math.isinf(norm_type):
-            return torch.maximum(part, rest)[0]
-        return (part + rest)[0].pow(1.0 / norm_type)
+        local: dict[tuple[bool, bool], list[torch.Tensor]] = {
+            (True, False): [],  # over shards only; then over both; then over tp only; then whole
+            (True, True): [],
+            (False, True): [],
+            (False, False): [],
+        }
+        for gradient in gradients:
+            local[_spread(gradient)].append(_local(gradient))
+        powers = torch.cat([_power(tensors, norm_type, device) for tensors in local.values()])
+        largest = math.isinf(norm_type)
+        for group, part in ((self._shards, powers[:2]), (self._tensor, powers[1:3])):
+            if group is not None and group.size > 1:
+                self._collectives.all_reduce(part, group, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
+        return powers.max() if largest else powers.sum().pow(1.0 / norm_type)
 
     def clip(
         self,
@@ -77,7 +88,20 @@ class GlobalNorm:
 
 def _locals(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     """What each gradient holds on this rank."""
-    return [p.grad._local_tensor if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None]
+    return [_local(p.grad) for p in parameters if p.grad is not None]
+
+
+def _local(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+
+
+def _spread(gradient: torch.Tensor) -> tuple[bool, bool]:
+    """Whether it is spread over the ranks that share the shards, and over those that share layers."""
+    if not isinstance(gradient, DTensor):
+        return False, False
+    names = gradient.device_mesh.mesh_dim_names or ("shard",) * gradient.device_mesh.ndim
+    axes = [name for name, p in zip(names, gradient.placements, strict=True) if not p.is_replicate()]
+    return any(name != TENSOR_AXIS for name in axes), TENSOR_AXIS in axes
 
 
 def _power(tensors: list[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:

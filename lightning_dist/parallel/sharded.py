@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.copies import RefusedCopies
 from lightning_dist.parallel.fsdp_groups import ParamGroup, groups_of, show_gathered, show_shards
-from lightning_dist.parallel.full_tensors import FullTensors, StateDictHooks
+from lightning_dist.parallel.full_tensors import StateDictHooks
 from lightning_dist.parallel.outside_calls import OutsideCalls
 from lightning_dist.parallel.reduction import GradientReduction
+from lightning_dist.parallel.shard_tensors import ShardTensors
 from lightning_dist.parallel.unsharding import unshard_for_good, unshard_without_values
-
-_BROADCAST_BYTES = 250 << 20  # as DDP's
 
 
 @dataclass(frozen=True)
@@ -61,30 +60,34 @@ class Sharded(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self._operation = operation
         self._policy = policy
         self.by_child = by_child
-        self._broadcast_buffers = broadcast_buffers
-        self._buffers_due = True
-        self._in_window = False
+        self._buffer_sync = BufferSync(module, operation, enabled=broadcast_buffers)
         self._is_whole = False  # all parameters are gathered, for a validation in which ranks differ
         self._groups: list[ParamGroup] = []
         self._resharding: list[tuple[ParamGroup, Any]] = []  # how groups reshard when they are not kept whole
         self.description = ""  # what was chosen to be sharded, in lines of text
         self._originals: dict[str, nn.Parameter] = {}
+        self.was_whole = True  # whether the module was whole on this rank, and can be again
         self.reduction: GradientReduction
-        self.full: FullTensors
+        self.full: ShardTensors
         self._hooks: StateDictHooks
         self._outside: OutsideCalls
         self._copies: RefusedCopies
 
     def complete(
-        self, *, reduction: GradientReduction, full: FullTensors, originals: Mapping[str, nn.Parameter]
+        self,
+        *,
+        reduction: GradientReduction,
+        full: ShardTensors,
+        originals: Mapping[str, nn.Parameter],
+        was_whole: bool,
     ) -> None:
         """Take what could be made only once FSDP2 had been applied."""
         self.reduction = reduction
         self.full = full
         self._originals = dict(originals)
+        self.was_whole = was_whole
         self._hooks = StateDictHooks(self.module, full)
         self._outside = OutsideCalls(self)
         self._copies = RefusedCopies(self)
@@ -93,10 +96,7 @@ class Sharded(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own; in training, buffers are brought to rank 0's state first."""
         self.reduction.in_step = torch.is_grad_enabled() and self.module.training
-        if self.reduction.in_step:
-            if self._buffers_due:
-                self.sync_buffers()
-            self._buffers_due = not self._in_window
+        self._buffer_sync.before_forward()
         evaluates = not torch.is_grad_enabled()
         if evaluates:
             show_gathered(self._groups)
@@ -126,16 +126,15 @@ class Sharded(nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Inside, a window of accumulation goes on after the backward."""
         policy, reduction = self._policy, self.reduction
-        self._in_window = True
         reduction.crosses = not policy.replicates
         reduction.synchronises = policy.sums_each_micro_step
         for group in self._groups:
             group.reshard_after_backward = not policy.keeps_parameters
             group.reduce_grads = policy.sums_each_micro_step
         try:
-            yield
+            with self._buffer_sync.window():
+                yield
         finally:
-            self._in_window = False
             reduction.crosses = reduction.synchronises = True
             for group in self._groups:
                 group.reshard_after_backward = group.reduce_grads = True
@@ -185,21 +184,11 @@ class Sharded(nn.Module):
     @property
     def syncs_buffers(self) -> bool:
         """Whether there are buffers, and it was made to keep them alike."""
-        return self._broadcast_buffers and bool(self._module_buffers())
+        return self._buffer_sync.is_needed
 
     def sync_buffers(self) -> None:
         """Give every rank the buffers of rank 0, if it was made to; collective."""
-        if self.syncs_buffers and dist.get_world_size() > 1:
-            with self._operation("broadcast of buffers"):
-                dist._broadcast_coalesced(_default_group(), self._module_buffers(), _BROADCAST_BYTES, 0)
-
-    def _module_buffers(self) -> list[torch.Tensor]:
-        return list(self.module.buffers())
-
-    @property
-    def was_whole(self) -> bool:
-        """Whether the module was whole on this rank, and can be again."""
-        return bool(self._originals) or not list(self.module.parameters())
+        self._buffer_sync.sync()
 
     def check_optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Refuse optimizers of parameters as they were before the sharding: they would step nothing.
@@ -236,11 +225,7 @@ class Sharded(nn.Module):
             make: Makes it, by ``state_dict()``.
             keep: Whether this rank wants the values.
         """
-        self._hooks.keep, self._hooks.on_cpu = keep, True
-        try:
-            return make()
-        finally:
-            self._hooks.keep, self._hooks.on_cpu = True, False
+        return self._hooks.state_dict_of(make, keep=keep)
 
     def release(self, *, whole: bool) -> None:
         """Undo the sharding, so that the module is what it was, with the trained values; collective if ``whole``.
@@ -257,9 +242,3 @@ class Sharded(nn.Module):
             unshard_for_good(self, self.full, self._originals)
         else:
             unshard_without_values(self, self._originals)
-
-
-def _default_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None, "the default process group exists"
-    return group

@@ -11,14 +11,14 @@ from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule
 
 from lightning_dist.parallel.fsdp_groups import ParamGroup, ShardedParam, groups_of, sharded_modules, state_of
-from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.parallel.lost_weights import LostWeights
+from lightning_dist.parallel.shard_tensors import ShardTensors
 
 ValueOf = Callable[[ShardedParam, nn.Parameter | None], torch.Tensor]
 """The value a parameter gets, given the one that was there before, if there was one."""
 
 
-def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str, nn.Parameter]) -> None:
+def unshard_for_good(root: nn.Module, full: ShardTensors, originals: Mapping[str, nn.Parameter]) -> None:
     """Gather all parameters and take FSDP2 away; every rank calls it.
 
     Args:
@@ -26,7 +26,7 @@ def unshard_for_good(root: nn.Module, full: FullTensors, originals: Mapping[str,
         full: Gathers its tensors.
         originals: Name -> the parameter that was there before, which gets the values back; others get a new one.
     """
-    _unshard(root, originals, lambda param, _: full.gather(param, param._sharded_local_tensor))
+    _unshard(root, originals, lambda param, _: full.unsharded(param))
 
 
 def unshard_without_values(root: nn.Module, originals: Mapping[str, nn.Parameter]) -> None:
@@ -35,7 +35,7 @@ def unshard_without_values(root: nn.Module, originals: Mapping[str, nn.Parameter
     for group in groups_of(root):
         for param in group.fsdp_params:
             for module, name in _places(param):
-                sizes.setdefault(module, {})[name] = param._orig_size
+                sizes.setdefault(module, {})[name] = param._sharding_spec.shape  # of a split layer, too, the whole
     _unshard(root, originals, lambda param, _: torch.empty(0, dtype=param.orig_dtype))
     for module, lost in sizes.items():
         LostWeights(module, lost)

@@ -26,17 +26,18 @@ from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import ParallelConfig
-from lightning_dist.errors import ConfigError
+from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
 from lightning_dist.parallel.children import callable_children, without_owner
 from lightning_dist.parallel.fsdp_groups import groups_of, initialise, names_of_groups
-from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
 from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.shard_tensors import ShardTensors
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
+from lightning_dist.parallel.tensor.model import TensorParallel
 from lightning_dist.parallel.unsharding import undo_sharding
 
 POLICIES: dict[str, ShardPolicy] = {
@@ -64,6 +65,7 @@ class ShardLinks:
         vote: How ranks learn what any of them used.
         operation: Opens the seam around an operation of the default process group.
         groups: Process groups to release at the end.
+        brings_values: Whether values are still to be made alike on all ranks, rank 0's.
     """
 
     mesh: DeviceMesh
@@ -76,6 +78,7 @@ class ShardLinks:
     vote: Agreement
     operation: Callable[[str], AbstractContextManager[None]]
     groups: Sequence[RankGroup]
+    brings_values: bool = True
 
     @property
     def shards(self) -> RankGroup:
@@ -104,6 +107,7 @@ def shard(
     device: torch.device,
     seed: int,
     by_child: bool = False,
+    split: TensorParallel | None = None,
 ) -> Sharded:
     """Spread a module over ranks; every rank calls it.
 
@@ -119,8 +123,10 @@ def shard(
         by_child: Shard each child for itself; parameters that are not in exactly one of them stay whole. FSDP2 gathers
             the rest of a module once for its whole forward, so a forward that trains, as manual optimization does, must
             not have one.
+        split: What has split the module's layers before; its values are alike on all ranks already.
 
     Raises:
+        CombinationError: A parameter that FSDP2 does not take is split.
         ConfigError: A name of ``parallel.shard_modules`` matches nothing, or a module on the meta device cannot make
             its values.
         LostWeightsError: A fit of the module has failed.
@@ -144,9 +150,15 @@ def shard(
     survey = survey_blocks(module, named=tuple(config.shard_modules))
     sharded.description = describe_blocks(survey)
     blocks = [block.module for block in survey.blocks]  # those inside others come first
-    originals = {} if was_meta else dict(sharded.named_parameters())
+    named = dict(sharded.named_parameters())
+    originals = {} if was_meta else {name: p for name, p in named.items() if not isinstance(p, DTensor)}
     kept_whole = unshardable(sharded)
     rest: list[nn.Module] = [sharded]
+    if wrong := [name for name, p in kept_whole.items() if isinstance(p, DTensor)]:
+        raise CombinationError(
+            f"{wrong[0].removeprefix('module.')} is split over ranks and of another type than most parameters, which "
+            f"parallel.mode={config.mode} does not take; write 'replicate' for its layer in parallel.tensor.plan"
+        )
     if by_child:
         children = callable_children(module)
         kept_whole |= without_owner(sharded, children)
@@ -154,12 +166,15 @@ def shard(
     try:
         _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
     except BaseException:
-        undo_sharding(sharded, originals)
+        undo_sharding(sharded, {} if was_meta else named)
         raise
     for name, parameter in originals.items():
         if name not in kept_whole:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
-    return _connect(sharded, config, links, kept_whole, originals)
+    reduction = _connect(sharded, config, links, kept_whole)
+    full = ShardTensors(sharded, links.scatter, split)
+    sharded.complete(reduction=reduction, full=full, originals=originals, was_whole=not was_meta)
+    return sharded
 
 
 def policy_of(config: ParallelConfig) -> ShardPolicy:
@@ -232,7 +247,7 @@ def _align(target: nn.Module, others: Sequence[nn.Module], links: ShardLinks, de
     for tensor in tensors:
         tensor.data = tensor.data.to(device)
     values = [tensor.detach() for tensor in tensors]
-    if values and links.world.size > 1:
+    if values and links.brings_values and links.world.size > 1:
         with links.operation("broadcast of parameters"):
             dist._broadcast_coalesced(_default_group(), values, _BROADCAST_BYTES, 0)
 
@@ -248,8 +263,7 @@ def _connect(
     config: ParallelConfig,
     links: ShardLinks,
     kept_whole: Mapping[str, nn.Parameter],
-    originals: Mapping[str, nn.Parameter],
-) -> Sharded:
+) -> GradientReduction:
     """Put our lanes and our order under FSDP2."""
     policy = policy_of(config)
     if links.secondary is not None and not policy.keeps_parameters:
@@ -277,8 +291,7 @@ def _connect(
         group.unshard_async_op = True
     if not sharded.by_child:  # what is gathered for one child would be stale once another's optimizer has stepped
         _prefetch(sharded, config.prefetch)
-    sharded.complete(reduction=reduction, full=FullTensors(sharded, links.scatter), originals=originals)
-    return sharded
+    return reduction
 
 
 def _bound(reduction: GradientReduction, index: int) -> Callable[[torch.Tensor, torch.Tensor, bool], None]:

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor, Shard
 
 from lightning_dist import build
-from lightning_dist.config import ParallelConfig, SyncConfig
+from lightning_dist.config import ParallelConfig, SyncConfig, TensorConfig
 from lightning_dist.parallel.norms import GlobalNorm
 from tests.distributed.test_scattered import open_run
 from tests.support.ranks import RankPool
@@ -56,3 +57,41 @@ def test_shard_norms_3_and_4_give_5(ranks: RankPool) -> None:
 def test_what_is_whole_counts_once(ranks: RankPool) -> None:
     for found in ranks.run(norms_of, world_size=2, args=([[3.0], [4.0]], [12.0])):
         assert found[:4] == pytest.approx([13.0, 19.0, (27 + 64 + 1728) ** (1 / 3), 12.0])
+
+
+def norms_of_parts(context: RankContext, per_rank: list[float], whole: float) -> list[float]:
+    """Of gradients that ranks which share layers hold parts of: split, sharded and split, sharded only, whole."""
+    run = open_run(context)
+    config = ParallelConfig(mode="zero2", tensor=TensorConfig(size=2))
+    tensor = build.open_tensor_links(run, config, SyncConfig(timeout_s=20.0))
+    norm = GlobalNorm(run.collectives, tensor.placed.group("dp_shard"), tensor.tensor)
+    meshes = tensor.placed.mesh
+    try:
+        own = torch.tensor([per_rank[context.rank]])
+        both = nn.Parameter(DTensor.from_local(torch.zeros(1), meshes, [Shard(0), Shard(0)]))
+        both.grad = DTensor.from_local(own.clone(), meshes, [Shard(0), Shard(0)])
+        only_split = nn.Parameter(DTensor.from_local(torch.zeros(1), tensor.mesh, [Shard(0)]))
+        only_split.grad = DTensor.from_local(
+            torch.tensor([5.0, 2.0])[tensor.tensor.index].view(1), tensor.mesh, [Shard(0)]
+        )
+        beside = nn.Parameter(torch.zeros(1))
+        beside.grad = torch.tensor([whole])
+        listed = [both, only_split, beside]
+        found = [float(norm.total([both])), *(float(norm.total(listed, p)) for p in (2.0, 1.0, math.inf))]
+        norm.clip(listed, 1.0)
+        found.append(float(norm.total(listed)))
+        if context.rank == 1:
+            both.grad._local_tensor.fill_(math.nan)
+        with pytest.raises(RuntimeError, match="total norm of gradients is nan"):
+            norm.clip(listed, 1.0, error_if_nonfinite=True)
+        return found
+    finally:
+        tensor.close()
+        run.close()
+
+
+def test_parts_of_layers_with_norms_3_and_4_give_5(ranks: RankPool) -> None:
+    for found in ranks.run(norms_of_parts, world_size=4, args=([3.0, 4.0, 0.0, 0.0], 4.0)):
+        assert found[0] == pytest.approx(5.0)
+        assert found[1:4] == pytest.approx([math.sqrt(25 + 29 + 16), 7 + 7 + 4, 5.0])
+        assert found[4] == pytest.approx(1.0, abs=1e-5)

@@ -79,6 +79,15 @@ def test_every_way_to_spread_the_model(overrides: list[str], tmp_path: Path) -> 
     assert "Sample" in result.stdout, "the model is whole again on rank 0"
 
 
+def test_layers_shared_by_the_ranks_of_a_host(tmp_path: Path) -> None:
+    result = train("parallel=tensor", "parallel.tensor.loss_parallel=true", "data=sharded", cwd=tmp_path).check()
+    said = result.stderr + result.stdout
+    assert "tensor parallel over 2 ranks, plan gpt" in said
+    assert "all read the same data" in said
+    assert re.search(r"ranks\s*│\s*2 ", result.stdout)
+    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+
+
 def test_text_of_ones_own(tmp_path: Path) -> None:
     texts = tmp_path / "my texts"
     texts.mkdir()

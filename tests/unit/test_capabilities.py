@@ -13,6 +13,7 @@ from lightning_dist.config import (
     ProbeConfig,
     RecomputeConfig,
     SyncConfig,
+    TensorConfig,
     TopologyConfig,
 )
 
@@ -69,6 +70,10 @@ def test_what_works_is_not_warned_of(sync: dict[str, Any], topology: dict[str, A
         ({"gather_dtype": "bf16"}, "cpu", "parallel.gather_dtype"),
         ({"mode": "zero3", "cpu_offload": True}, "cpu", "parallel.cpu_offload"),
         ({"cpu_offload": True}, "cuda", "parallel.cpu_offload"),
+        ({"mode": "tensor", "static_graph": True}, "cpu", "parallel.static_graph"),
+        ({"mode": "tensor", "shard_modules": ["Block"]}, "cpu", "parallel.shard_modules"),
+        ({"mode": "zero3", "tensor": TensorConfig(plan="gpt")}, "cpu", "parallel.tensor.plan"),
+        ({"tensor": TensorConfig(loss_parallel=True)}, "cpu", "parallel.tensor.loss_parallel"),
     ],
 )
 def test_options_of_another_mode_are_named(parallel: dict[str, Any], device: str, named: str) -> None:

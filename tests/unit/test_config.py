@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from lightning_dist import config, config_store, run_config
 from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import CombinationError, ConfigError, UnknownOptionError
+from lightning_dist.parallel.tensor.styles import READY_PLANS
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 OPTIONS = [(path.parent.name, path.stem) for path in sorted(CONF.rglob("*.yaml")) if path.parent != CONF]
@@ -201,6 +202,7 @@ def test_wrong_option_lists_the_right_ones() -> None:
         ("trainer.precision=fp8", "allowed: 32-true, 16-mixed, bf16-mixed, bf16-true"),
         ("trainer.devices=0", r"a list of device indices such as \[0, 1\], or auto"),
         ("trainer.devices=[]", "or auto"),
+        ("parallel.tensor.size=0", "parallel.tensor.size=0 ranks: must be at least 1"),
         ("trainer.max_steps=-1", "never end"),
         ("trainer.val_check_interval=0.5", "needs trainer.check_val_every_n_epoch=1"),
         ("trainer.limit_val_batches=2.5", "write 3 for so many batches"),
@@ -227,6 +229,32 @@ def test_combinations_are_refused() -> None:
         _run("trainer.max_steps=-1", "trainer.max_epochs=1")
     with pytest.raises(CombinationError, match=r"needs optimizer\.momentum above 0"):
         _run("optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["parallel.tensor.size=2"], r"parallel\.mode=ddp with parallel\.tensor\.size=2: .* write parallel=tensor"),
+        (["parallel=tensor", "parallel.tensor.size=1"], "splits nothing; write parallel=ddp"),
+        (
+            ["parallel=zero3", "parallel.tensor.size=2", "parallel.secondary_shard=host"],
+            "write parallel.secondary_shard=off, or parallel=hsdp",
+        ),
+        (["parallel=zero2", "parallel.tensor.size=2", "parallel.cpu_offload=true"], "write parallel.cpu_offload=false"),
+    ],
+)
+def test_what_does_not_go_with_split_layers_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(CombinationError, match=message):
+        _run(*overrides)
+
+
+def test_plans_are_names_or_mappings() -> None:
+    run = _run("parallel=tensor", "parallel.tensor.plan={*.up: column, *.qkv: 'fused_column:3', *.down: row}")
+    assert run.parallel.tensor.plan == {"*.up": "column", "*.qkv": "fused_column:3", "*.down": "row"}
+    assert set(config.TENSOR_PLANS) == {"auto", *READY_PLANS}
+    for wrong in ("'bert'", "3", "{}"):
+        with pytest.raises(ConfigError, match=r"auto, gpt, huggingface, mlp"):
+            _run("parallel=tensor", f"parallel.tensor.plan={wrong}")
 
 
 @pytest.mark.parametrize(

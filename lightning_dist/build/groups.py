@@ -1,0 +1,58 @@
+"""Groups and lanes over parts of the world, made in the same order on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_dist.build.run import RunContext
+from lightning_dist.comm.codecs import codec_of
+from lightning_dist.comm.collectives import RankGroup
+from lightning_dist.comm.groups import make_group
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce_across
+from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.config import SyncConfig
+
+
+class GroupMaker:
+    """Makes groups and lanes over parts of the world, in the same order on every rank, and keeps what it made."""
+
+    def __init__(self, run: RunContext, sync: SyncConfig) -> None:
+        self.made: list[RankGroup] = []
+        self._run = run
+        self._sync = sync
+        flat = sync.algorithm == "flat"
+        self._cluster = run.cluster.flattened() if flat else run.cluster
+        self._codec = codec_of(sync.wire_dtype) if run.cluster.num_hosts > 1 else None
+
+    def make(self, parts: Sequence[Sequence[int]], label: str) -> RankGroup:
+        """This rank's group among ``parts``."""
+        run, own = self._run, None
+        for part in parts:
+            tier = run.cluster.tier_of(part).value
+            group = make_group(part, rank=run.rank, label=label, tier=tier, timeout_s=self._sync.timeout_s)
+            own = group if group is not None else own
+        assert own is not None, "every rank is in a part"
+        self.made.append(own)
+        return own
+
+    def scatter(self, parts: Sequence[Sequence[int]], purpose: str) -> HierarchicalScatter:
+        """Lanes over the parts."""
+        run = self._run
+        return HierarchicalScatter(
+            self._cluster,
+            collectives=run.collectives,
+            device=run.device,
+            rank=run.rank,
+            store=run.own_store(purpose),
+            timeout_s=self._sync.timeout_s,
+            chunk_bytes=self._sync.chunk_bytes,
+            parts=parts,
+            codec=self._codec,
+        )
+
+    def all_reduce(self, parts: Sequence[Sequence[int]]) -> HierarchicalAllReduce:
+        """Sums over parts that have one rank on each host."""
+        run, sync = self._run, self._sync
+        return open_all_reduce_across(
+            parts, config=sync, collectives=run.collectives, device=run.device, rank=run.rank, store=run.store
+        )

@@ -1,0 +1,125 @@
+"""Inside ``parallel=tensor``: ranks that hold the same parts of the layers average their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
+
+from lightning_dist import build
+from lightning_dist.gradsync.part_average import PartAverage
+from lightning_dist.modes.clipping import clip_as_before, clip_globally
+from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.parallel.buffers import BufferedModule, BufferSync
+from lightning_dist.parallel.full_tensors import StateDictHooks
+from lightning_dist.parallel.norms import GlobalNorm
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, keep_kinds_apart
+from lightning_dist.parallel.tensor.part_tensors import PartTensors
+
+
+class AveragedMode(Mode):
+    """Data parallelism of a module whose layers are split.
+
+    Args:
+        setting: What it works in.
+        module: The user's, split.
+        split: What has split it.
+        links: Its groups.
+    """
+
+    def __init__(self, setting: Setting, module: pl.LightningModule, split: TensorParallel, links: TensorLinks) -> None:
+        super().__init__(setting, module)
+        self._links = links
+        self._full = PartTensors(split, links.operation)
+        self._hooks: StateDictHooks | None = None
+        self._average: PartAverage | None = None
+        self._buffers: BufferSync | None = None
+        self._norm: GlobalNorm | None = None
+
+    def wrap(self, trainer: pl.Trainer) -> nn.Module:
+        """Get ready to average."""
+        setting, links = self.setting, self._links
+        if setting.ddp_arguments:
+            names = ", ".join(setting.ddp_arguments)
+            rank_zero_warn(f"{names}: no effect with parallel.mode=tensor; they are DistributedDataParallel's")
+        vote = setting.agreement.any_of if setting.agreement is not None else list
+        self._average = build.average_parts(self.module, links, parallel=setting.parallel, sync=setting.sync, vote=vote)
+        self._norm = GlobalNorm(setting.run.collectives, tensor=links.tensor)
+        clip_globally(setting.precision, self._norm)
+        self._buffers = BufferSync(self.module, setting.run.operation, enabled=setting.parallel.broadcast_buffers)
+        return BufferedModule(self.place(trainer), self._buffers)
+
+    def place(self, trainer: pl.Trainer) -> nn.Module:
+        """It is where it is to be."""
+        self._hooks = StateDictHooks(self.module, self._full)
+        return self.module
+
+    def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """See that none takes plain tensors and parts in one list."""
+        for optimizer in optimizers:
+            keep_kinds_apart(optimizer)
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """One sum over the ranks that share layers."""
+        if self._norm is None:
+            return super().gradient_norm(norm_type)
+        return self._norm.total(self.module.parameters(), norm_type)
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Get ready for the gradients."""
+        if self._average is not None:
+            self._average.before_backward()
+
+    def after_backward(self) -> None:
+        """Wait for the averages."""
+        if self._average is not None:
+            self._average.after_backward()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients stay this rank's own."""
+        assert self._buffers is not None, "gradients accumulate in a fit"
+        with self._buffers.window():
+            if self._average is None:
+                yield
+                return
+            with self._average.no_sync():
+                yield
+
+    def begin_evaluation(self, num_batches: list[int | float]) -> None:
+        """In a fit, bring buffers to rank 0's state once."""
+        if self._buffers is not None:
+            self._buffers.sync()
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        assert self._hooks is not None, "the module is wrapped or placed"
+        return self._hooks.state_dict_of(make, keep=self.setting.run.rank == 0)
+
+    def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
+        return self._full.optimizer_state(inner, keep=self.setting.run.rank == 0)
+
+    def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each rank keeps its part; how lists of tensors are treated is this run's, not the checkpoint's."""
+        cut = [self._full.cut_optimizer_state(*pair) for pair in zip(optimizers, states, strict=False)]
+        for optimizer, state in zip(optimizers, cut, strict=False):
+            state["param_groups"] = [
+                {**saved, **{option: group[option] for option in ("foreach", "fused") if option in group}}
+                for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False)
+            ]
+        return cut
+
+    def release(self, *, failed: bool) -> None:
+        """Let the module go."""
+        clip_as_before(self.setting.precision)
+        for part in (self._average, self._hooks):
+            if part is not None:
+                part.release()
+        self._average = self._hooks = self._buffers = None

@@ -1,0 +1,28 @@
+"""Where the rows of a fused projection live; pure.
+
+A fused projection is several projections in one weight, row block after row block: ``[q; k; v]``. To give each rank a
+part of each, rows are put in the order ``[q_0; k_0; v_0; q_1; k_1; v_1; ...]``, where the index is that of the rank,
+and then cut into equal runs. On each rank ``output.chunk(3, -1)`` is then the rank's own q, k and v.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def to_rank_order(tensor: Tensor, *, parts: int, size: int) -> Tensor:
+    """Rows by part -> rows by rank.
+
+    Args:
+        tensor: [rows, ...], rows a multiple of parts * size.
+        parts: Projections fused into one.
+        size: Ranks that share them.
+    """
+    by_part: Tensor = tensor.unflatten(0, (parts, size, -1))
+    return by_part.transpose(0, 1).flatten(0, 2)
+
+
+def to_part_order(tensor: Tensor, *, parts: int, size: int) -> Tensor:
+    """The inverse of :func:`to_rank_order`: rows by rank -> rows by part."""
+    by_rank: Tensor = tensor.unflatten(0, (size, parts, -1))
+    return by_rank.transpose(0, 1).flatten(0, 2)
