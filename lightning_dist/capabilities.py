@@ -1,12 +1,27 @@
 """What combines with what: options that are each valid but have no effect together, or do not work together.
 
 A setting that does nothing is not refused, since the same config may serve clusters on which it does something, but it
-is said.
+is said. What one group's own values refuse is in its dataclass (:mod:`lightning_dist.config`).
 """
 
 from __future__ import annotations
 
 from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.errors import CombinationError
+
+
+def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig) -> None:
+    """Refuse groups that cannot work together, whatever the cluster; before any process starts.
+
+    Raises:
+        CombinationError: They cannot.
+    """
+    if parallel.splits and topology.tiers == "flat":
+        asked = "parallel=tensor" if parallel.mode == "tensor" else f"parallel.tensor.size={parallel.tensor.size}"
+        raise CombinationError(
+            f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
+            "topology=auto (sync=flat is flat synchronisation of gradients)"
+        )
 
 
 def without_effect(

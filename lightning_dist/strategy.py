@@ -31,7 +31,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from lightning_dist import build
-from lightning_dist.capabilities import without_effect
+from lightning_dist.capabilities import refuse_combinations, without_effect
 from lightning_dist.comm.agreement import Agreement, DelayedVote
 from lightning_dist.config import (
     PARALLEL_PRESETS,
@@ -125,6 +125,7 @@ class HierDistStrategy(ParallelStrategy):
         if timeout is not None:
             self.sync_config = dataclasses.replace(self.sync_config, timeout_s=timeout.total_seconds())
         self.topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
+        refuse_combinations(self.parallel_config, self.topology_config)
         recompute = {"mode": recompute} if recompute == "budget" else recompute  # which says what is missing
         self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
         self.events = EventStream()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightning_dist.capabilities import refuse_combinations
 from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.run_config.checkpoint import CheckpointConfig
@@ -64,6 +65,7 @@ class RunConfig:
 
 
 def _check_combinations(run: RunConfig) -> None:
+    refuse_combinations(run.parallel, run.topology)
     if isinstance(run.model, MLPConfig):
         if not isinstance(run.data, SyntheticDataConfig):
             raise CombinationError(f"model=mlp takes vectors, data={run.data.kind} gives text: write data=synthetic")

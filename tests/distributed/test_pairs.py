@@ -29,6 +29,7 @@ GROUPS = {
 REFUSED: dict[Pair, str] = {
     pair(("model", "mlp"), ("data", "naive")): "write data=synthetic",
     pair(("model", "mlp"), ("data", "sharded")): "write data=synthetic",
+    pair(("parallel", "tensor"), ("topology", "flat")): "write topology=auto",
 }
 """What does not go together, and what the error says."""
 
