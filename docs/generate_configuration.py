@@ -40,7 +40,7 @@ python examples/train.py experiment=quick
 python examples/train.py --cfg job
 ```
 
-The dataclasses in `lightning_dist/config.py` and `lightning_dist/run_config/` are the schema: a name that does not
+The dataclasses in `lightning_dist/config/` and `lightning_dist/run_config/` are the schema: a name that does not
 exist and a value that cannot be used are refused, with those that can, before any process starts. The same dataclasses
 are the arguments of the strategy without Hydra: `HierDistStrategy(sync="bf16")` or
 `HierDistStrategy(sync=SyncConfig(...))`.

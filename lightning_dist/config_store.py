@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, OmegaConf
 
-from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
-from lightning_dist.errors import UnknownOptionError
+from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig, parse_bytes
+from lightning_dist.errors import ConfigError, UnknownOptionError, unknown_key
 from lightning_dist.run_config import (
     AdamWConfig,
     CheckpointConfig,
@@ -79,47 +83,81 @@ def to_run_config(config: DictConfig) -> RunConfig:
 def check_overrides(arguments: Sequence[str]) -> None:
     """Check the names on the command line of an application whose root config is ``train.yaml``.
 
-    Hydra refuses an unknown option of a group too, but does not say which ones there are. Options whose group has
-    several schemas (``model.``, ``data.``, ``optimizer.``) may be those of any of them; Hydra checks the rest.
+    Hydra refuses an unknown option of a group too, but does not say which ones there are, and a value of the wrong
+    type, but not what to write. Options whose group has several schemas (``model.``, ``data.``, ``optimizer.``) may be
+    those of any of them; Hydra checks the rest.
 
     Args:
         arguments: What follows the script's name: overrides, flags and anything else; only overrides are looked at.
 
     Raises:
         UnknownOptionError: A name is no option; the message lists the right ones.
+        ConfigError: A value is of another type than the option, or cannot be read.
     """
     for argument in arguments:
         match = _OVERRIDE.match(argument)
         if match:
-            _check_key(match["key"].split("."))
+            field = _field_of(match["key"].split("."))
+            _check_value(argument, match["key"], field)
 
 
 _OVERRIDE = re.compile(r"(\+{1,2}|~)?(?P<key>[A-Za-z_]\w*(\.\w+)*)=")
 
 
-def _check_key(path: list[str]) -> None:
+def _field_of(path: list[str]) -> dataclasses.Field[Any] | None:
+    """The option that a dotted name is, if it is one of one schema only."""
     first, *rest = path
     if first == "hydra":
-        return
+        return None
     groups = {name: [schema] for name, schema in SCHEMAS.items() if name != "run"}
     for group in _GROUPS_OF_SEVERAL_SCHEMAS:
         groups[group] = [schema for name, schema in SCHEMAS.items() if name.startswith(f"{group}_")]
     names = [field.name for field in dataclasses.fields(RunConfig)]
     if first not in (*names, "experiment"):
-        raise _unknown_key(first, "the run", [*names, "experiment"])
-    schemas, what = groups.get(first, []), first
+        raise unknown_key(first, "the run", [*names, "experiment"])
+    schemas, what, field = groups.get(first, []), first, None
     for name in rest:
         fields = {field.name: field for schema in schemas for field in dataclasses.fields(schema)}
         if not fields:
-            return  # below an option that is a mapping of the user's own names, e.g. topology.hosts
+            return None  # below an option that is a mapping of the user's own names, e.g. topology.hosts
         if name not in fields:
-            raise _unknown_key(f"{what}.{name}", what, fields)
-        nested, what = fields[name].default_factory, f"{what}.{name}"
+            raise unknown_key(f"{what}.{name}", what, fields)
+        field = fields[name]
+        nested, what = field.default_factory, f"{what}.{name}"
         schemas = [nested] if isinstance(nested, type) and dataclasses.is_dataclass(nested) else []
+    return field if len(groups.get(first, [])) == 1 else None
 
 
-def _unknown_key(key: str, what: str, allowed: Iterable[str]) -> UnknownOptionError:
-    return UnknownOptionError(f"{key} is unknown; the options of {what} are: {', '.join(allowed)}")
+def _check_value(argument: str, key: str, field: dataclasses.Field[Any] | None) -> None:
+    """Refuse what Hydra cannot read, and words where a number or a list is wanted."""
+    try:
+        value = OverridesParser.create().parse_override(argument).value()
+    except HydraException as error:
+        written = argument.partition("=")[2]
+        raise ConfigError(
+            f"{argument} cannot be read: {str(error).splitlines()[0]}. A value with = or other signs of Hydra's goes "
+            f"in quotes, and those in quotes of the shell: \"{key}='{written}'\""
+        ) from error
+    if field is None or not isinstance(value, str | QuotedString) or "${" in str(value):
+        return
+    kind, text = str(field.type), str(getattr(value, "text", value))
+    if kind.startswith("list"):
+        raise ConfigError(f"{key} is a list: write '{key}=[{text}]'")
+    if re.fullmatch(r"(int|float)( \| None)?", kind):
+        unit = next((f" of {unit}" for end, unit in _UNITS.items() if key.endswith(end)), "")
+        raise ConfigError(f"{key}={text}: must be a number{unit}, such as {_example(key, text, field)}")
+
+
+_UNITS = {"_s": "seconds", "_bytes": "bytes"}
+
+
+def _example(key: str, text: str, field: dataclasses.Field[Any]) -> str:
+    if key.endswith("_bytes"):
+        try:
+            return f"{key}={parse_bytes(key, text)}"
+        except ConfigError:
+            pass
+    return f"{key}={field.default}"
 
 
 def _schema_node(schema: type) -> DictConfig:

@@ -107,8 +107,22 @@ def unknown_option(what: str, given: object, allowed: Iterable[str]) -> UnknownO
         allowed: The names that would have worked.
     """
     names = list(allowed)
-    message = f"{what}={given!r} is unknown; allowed: {', '.join(names)}"
-    close = difflib.get_close_matches(str(given), names, n=1)
-    if close:
-        message += f". Did you mean {close[0]}?"
-    return UnknownOptionError(message)
+    return UnknownOptionError(f"{what}={given!r} is unknown; allowed: {', '.join(names)}{_closest(str(given), names)}")
+
+
+def unknown_key(key: str, what: str, allowed: Iterable[str]) -> UnknownOptionError:
+    """An :class:`UnknownOptionError` that lists the options there are and the closest one.
+
+    Args:
+        key: What the user wrote, dotted.
+        what: Whose option it would be, e.g. ``"sync"``.
+        allowed: The names that would have worked, without what comes before the last dot.
+    """
+    names = list(allowed)
+    close = _closest(key.rpartition(".")[2], names)
+    return UnknownOptionError(f"{key} is unknown; the options of {what} are: {', '.join(names)}{close}")
+
+
+def _closest(given: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(given, names, n=1)
+    return f". Did you mean {close[0]}?" if close else ""

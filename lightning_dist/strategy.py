@@ -126,7 +126,6 @@ class HierDistStrategy(ParallelStrategy):
             self.sync_config = dataclasses.replace(self.sync_config, timeout_s=timeout.total_seconds())
         self.topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
         refuse_combinations(self.parallel_config, self.topology_config)
-        recompute = {"mode": recompute} if recompute == "budget" else recompute  # which says what is missing
         self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
         self.events = EventStream()
         self._forward_redirection = _DDPForwardRedirection()

@@ -172,8 +172,6 @@ class Recomputation:
         unmeasured = [name for name in self._calls if name not in choice.recomputed]
         if unmeasured:
             lines.append(f"  not run when it was measured, and recomputed: {spans(unmeasured)}")
-        if self.shortfall:
-            lines.append(f"  {self.shortfall}")
         return "\n".join(lines)
 
 

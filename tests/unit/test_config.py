@@ -58,7 +58,8 @@ def test_defaults_of_yaml_and_dataclass_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group, (_, presets) in PRESETS.items() for name in presets]
+    ("group", "name"),
+    [(group, name) for group, (_, presets) in PRESETS.items() for name in presets if (group, name) not in NEEDS],
 )
 def test_preset_and_yaml_are_the_same(group: str, name: str) -> None:
     assert getattr(_run(f"{group}={name}"), group) == PRESETS[group][1][name]
@@ -67,8 +68,7 @@ def test_preset_and_yaml_are_the_same(group: str, name: str) -> None:
 @pytest.mark.parametrize("group", PRESETS)
 def test_presets_are_the_options_of_the_group(group: str) -> None:
     names = {option for of, option in OPTIONS if of == group}
-    without_values = {option for of, option in NEEDS if of == group}
-    assert set(PRESETS[group][1]) == names - without_values
+    assert set(PRESETS[group][1]) == names
 
 
 @pytest.mark.parametrize(
@@ -265,6 +265,7 @@ def test_plans_are_names_or_mappings() -> None:
         ("topology.probe.enable=1", "the options of topology.probe are: enabled, budget_s"),
         ("model.heads=1", "n_head.*n_hidden"),
         ("monitor=full", "monitor is unknown; the options of the run are: name, seed"),
+        ("sync.timeout=1", "Did you mean timeout_s?"),
     ],
 )
 def test_unknown_names_on_the_command_line_are_listed(argument: str, message: str) -> None:
@@ -285,7 +286,7 @@ def test_known_names_on_the_command_line_pass() -> None:
             "~experiment",
             "trainer.max_steps=3",
             "+topology.hosts.a=[0]",
-            "sample_prompt=a=b",
+            "sample_prompt='a=b'",
         ]
     )
 
@@ -325,3 +326,44 @@ def test_nested_mappings_become_nested_configs() -> None:
 def test_configs_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         SyncConfig().algorithm = "flat"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("sync.timeout_s=60s", r"sync.timeout_s=60s: must be a number of seconds, such as sync.timeout_s=\d"),
+        ("sync.chunk_bytes=8MB", "must be a number of bytes, such as sync.chunk_bytes=8000000"),
+        (
+            "recompute.modules=model.blocks.*",
+            r"recompute.modules is a list: write 'recompute.modules=\[model.blocks.\*\]'",
+        ),
+        ("ckpt_path=a/epoch=0-step=6.ckpt", "cannot be read: .* \"ckpt_path='a/epoch=0-step=6.ckpt'\""),
+    ],
+)
+def test_values_of_the_wrong_type_say_what_to_write(argument: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_store.check_overrides([argument])
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("sync.timeout_s=60", "sync.timeout_s=1e3", "recompute.budget=8GB", "recompute.modules=[Block,model.*]"),
+        *(
+            "trainer.devices=auto",
+            "+sync.timeout_s=${x}",
+            "sync=flat,bf16",
+            "sync.chunk_bytes=choice(1,2)",
+            "~sync=flat",
+        ),
+        *("optimizer.lr=0.1", "sample_prompt='a=b'", "topology.hosts={a: [0]}", "trainer.max_epochs=null"),
+    ],
+)
+def test_values_of_the_right_type_pass(argument: str) -> None:
+    config_store.check_overrides([argument])
+
+
+@pytest.mark.parametrize(("group", "name"), [("topology", "three_tier"), ("recompute", "budget")])
+def test_names_that_need_values_say_which(group: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"needs {group}\."):
+        config.resolve(group, name, *PRESETS[group])

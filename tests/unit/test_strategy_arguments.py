@@ -15,7 +15,10 @@ from lightning_dist.errors import ConfigError, UnknownOptionError
     [
         ({"sync": "hierachical"}, "Did you mean hierarchical"),
         ({"parallel": "zero"}, "parallel='zero' is unknown; allowed: ddp"),
-        ({"topology": {"host": "a", "hots": {}}}, "option of topology='hots' is unknown"),
+        (
+            {"topology": {"host": "a", "hots": {}}},
+            "topology.hots is unknown; the options of topology are: tiers, host, hosts",
+        ),
         ({"sync": {"bucket_bytes": "8MB"}}, "sync.bucket_bytes is a number of bytes"),
         ({"sync": {"timeout_s": 0}}, "must be at least 0.1 seconds"),
         ({"find_unused_params": True}, "Did you mean find_unused_parameters"),

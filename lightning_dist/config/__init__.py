@@ -1,0 +1,54 @@
+"""Every option of the library: its meaning, unit, default and validation.
+
+The dataclasses are the schema of the Hydra groups in ``conf/`` and the arguments behind
+:class:`~lightning_dist.strategy.HierDistStrategy`. They hold plain values only (no torch), are frozen, and check
+themselves when made, so that a bad value is refused before any process starts.
+"""
+
+from lightning_dist.config.checks import BYTE_UNITS, MIB, parse_bytes
+from lightning_dist.config.parallel import (
+    PARALLEL_MODES,
+    PARALLEL_PRESETS,
+    SECONDARY_SHARDS,
+    SHARD_DTYPES,
+    SHARDING_MODES,
+    START_METHODS,
+    TENSOR_PLANS,
+    UNEVEN_INPUTS,
+    ParallelConfig,
+    TensorConfig,
+)
+from lightning_dist.config.recompute import RECOMPUTE_MODES, RECOMPUTE_PRESETS, RecomputeConfig
+from lightning_dist.config.resolve import from_mapping, resolve
+from lightning_dist.config.sync import SHARED_MEMORY_CHOICES, SYNC_ALGORITHMS, SYNC_PRESETS, WIRE_DTYPES, SyncConfig
+from lightning_dist.config.topology import TIER_CHOICES, TOPOLOGY_PRESETS, ProbeConfig, TopologyConfig
+
+__all__ = [
+    "BYTE_UNITS",
+    "MIB",
+    "PARALLEL_MODES",
+    "PARALLEL_PRESETS",
+    "ParallelConfig",
+    "ProbeConfig",
+    "RECOMPUTE_MODES",
+    "RECOMPUTE_PRESETS",
+    "RecomputeConfig",
+    "SECONDARY_SHARDS",
+    "SHARDING_MODES",
+    "SHARD_DTYPES",
+    "SHARED_MEMORY_CHOICES",
+    "START_METHODS",
+    "SYNC_ALGORITHMS",
+    "SYNC_PRESETS",
+    "SyncConfig",
+    "TENSOR_PLANS",
+    "TIER_CHOICES",
+    "TOPOLOGY_PRESETS",
+    "TensorConfig",
+    "TopologyConfig",
+    "UNEVEN_INPUTS",
+    "WIRE_DTYPES",
+    "from_mapping",
+    "parse_bytes",
+    "resolve",
+]

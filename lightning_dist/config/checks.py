@@ -1,0 +1,51 @@
+"""Checks of single values: what was given, what is allowed."""
+
+from __future__ import annotations
+
+import re
+
+from lightning_dist.errors import ConfigError, unknown_option
+
+MIB = 1 << 20
+BYTE_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    **{f"{prefix}B": 10 ** (3 * power) for power, prefix in enumerate("kMGT", start=1)},
+    **{f"{prefix}iB": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)},
+}
+
+
+def check_choice(what: str, given: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a name that is none of the allowed ones; ``what`` is the option's name."""
+    if given not in allowed:
+        raise unknown_option(what, given, allowed)
+
+
+def check_range(what: str, given: float, *, low: float, high: float | None = None, unit: str) -> None:
+    """Refuse what is no number, or not from ``low`` to ``high``; ``unit`` is of all three, in words."""
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ConfigError(f"{what} is a number of {unit}, got {given!r} ({type(given).__name__})")
+    if given < low or (high is not None and given > high):
+        allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+        raise ConfigError(f"{what}={given:g} {unit}: must be {allowed} {unit}")
+
+
+def parse_bytes(what: str, given: int | str) -> int:
+    """Bytes from a whole number, or from a number with a unit.
+
+    Args:
+        what: Name of the option, for messages.
+        given: E.g. ``8000000000``, ``"8GB"``, ``"1.5 GiB"``.
+
+    Raises:
+        ConfigError: It is neither; the message lists the units.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", given) if isinstance(given, str) else None
+    if match and (match[2] or "B") in BYTE_UNITS:
+        return int(float(match[1]) * BYTE_UNITS[match[2] or "B"])
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    raise ConfigError(
+        f"{what}={given!r} is no size: write a whole number of bytes, or a number with one of the units "
+        f"{', '.join(BYTE_UNITS)}, e.g. 8GB"
+    )

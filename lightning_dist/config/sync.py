@@ -1,0 +1,54 @@
+"""How gradients travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_dist.config.checks import MIB, check_choice, check_range
+
+SYNC_ALGORITHMS = ("flat", "hierarchical")
+WIRE_DTYPES = ("same", "bf16")
+SHARED_MEMORY_CHOICES = ("auto", "off")
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """How gradients travel.
+
+    Attributes:
+        algorithm: ``flat`` (one all-reduce over the world) or ``hierarchical`` (reduce in the host, all-reduce
+            across hosts, gather in the host).
+        wire_dtype: What crosses between hosts: ``same`` as the gradient, or ``bf16``. Legs inside a host are exact;
+            with ``flat`` there are none, and values are rounded between all ranks of several hosts.
+        bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
+        chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
+            overlap.
+        max_in_flight: Chunks of one group that may be on the network at a time.
+        shared_memory: ``auto`` (in-host legs on CPU through shared memory where ranks turn out to share it) or
+            ``off``.
+        timeout_s: Deadline of each operation between ranks, in seconds.
+    """
+
+    algorithm: str = "hierarchical"
+    wire_dtype: str = "same"
+    bucket_bytes: int = 8 * MIB
+    chunk_bytes: int = 2 * MIB
+    max_in_flight: int = 4
+    shared_memory: str = "auto"
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_choice("sync.algorithm", self.algorithm, SYNC_ALGORITHMS)
+        check_choice("sync.wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        check_choice("sync.shared_memory", self.shared_memory, SHARED_MEMORY_CHOICES)
+        check_range("sync.bucket_bytes", self.bucket_bytes, low=1024, unit="bytes")
+        check_range("sync.chunk_bytes", self.chunk_bytes, low=4096, unit="bytes")
+        check_range("sync.max_in_flight", self.max_in_flight, low=1, high=16, unit="chunks")
+        check_range("sync.timeout_s", self.timeout_s, low=0.1, unit="seconds")
+
+
+SYNC_PRESETS: dict[str, SyncConfig] = {
+    "flat": SyncConfig(algorithm="flat"),
+    "hierarchical": SyncConfig(),
+    "bf16": SyncConfig(wire_dtype="bf16"),
+}
