@@ -45,8 +45,9 @@ exist and a value that cannot be used are refused, with those that can, before a
 are the arguments of the strategy without Hydra: `HierDistStrategy(sync="bf16")` or
 `HierDistStrategy(sync=SyncConfig(...))`.
 
-On a command line, quote what the shell would read: `'topology.switches={rack1: [a, b], rack2: [c, d]}'`. In YAML files
-write `"off"` with quotes; without them YAML reads it as false.
+On a command line, quote what the shell would read, and what Hydra would:
+`"ckpt_path='outputs/train/checkpoints/epoch=0-step=6.ckpt'"`, `'topology.switches={rack1: [a, b], rack2: [c, d]}'`.
+In YAML files write `"off"` with quotes; without them YAML reads it as false.
 
 ## In an application of your own
 
@@ -57,6 +58,7 @@ defaults:
   - sync: hierarchical
   - topology: auto
   - parallel: ddp
+  - recompute: "off"
   - _self_
 
 hydra:
@@ -65,8 +67,11 @@ hydra:
 ```
 
 ```python
-strategy = HierDistStrategy(parallel=cfg.parallel, sync=cfg.sync, topology=cfg.topology)
+strategy = HierDistStrategy(parallel=cfg.parallel, sync=cfg.sync, topology=cfg.topology, recompute=cfg.recompute)
 ```
+
+A value that cannot be used is a `lightning_dist.errors.ConfigError` (a `ValueError`), whose message is made to be shown
+without a traceback: `except ConfigError as error: sys.exit(str(error))`, as `examples/train.py` does.
 
 A group may be placed elsewhere: `- sync@training.gradients: bf16` puts it under `cfg.training.gradients`.
 """

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -132,11 +133,13 @@ def train(run: RunConfig, folder: Path) -> None:
 
 
 def show(run: RunConfig, trainer: pl.Trainer, learner: Learner, folder: Path) -> None:
-    """Print the results, and a sample of text."""
+    """Print the results and a sample of text, and keep both in the folder."""
     console = Console()
     table = Table(title="Result", show_header=False, title_justify="left")
-    for name, value in _results(trainer, learner).items():
+    results = _results(trainer, learner)
+    for name, value in results.items():
         table.add_row(name, value)
+    (folder / "result.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     table.add_row("outputs", str(folder))
     console.print(table)
     if isinstance(learner.model, GPT) and run.sample_bytes:

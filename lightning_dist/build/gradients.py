@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from lightning_dist.build.run import RunContext, side_stream
+from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
 from lightning_dist.gradsync.allreduce import AllReduceScheme
@@ -73,6 +73,4 @@ def open_sparse_all_reduce(run: RunContext, module: torch.nn.Module) -> SparseAl
 
 def describe(run: RunContext, all_reduce: HierarchicalAllReduce) -> str:
     """Who takes part and which way gradients go, in a line."""
-    cluster = run.cluster
-    hosts = "1 host" if cluster.num_hosts == 1 else f"{cluster.num_hosts} hosts"
-    return f"hierdist: {cluster.world_size} ranks on {hosts}; gradients: {all_reduce.description}"
+    return f"hierdist: {describe_ranks(run.cluster)}; gradients: {all_reduce.description}"

@@ -173,6 +173,18 @@ def side_stream(device: torch.device) -> Iterator[None]:
     present.wait_stream(side)
 
 
+def describe_ranks(cluster: Cluster) -> str:
+    """E.g. ``4 ranks on 2 hosts``, and what their links measure, if they were measured."""
+    hosts = "1 host" if cluster.num_hosts == 1 else f"{cluster.num_hosts} hosts"
+    measured = [
+        f"{tier.value} {link.bandwidth_bytes_per_s / 1e6:,.0f} MB/s, {link.latency_s * 1e6:,.0f} us"
+        for tier, link in cluster.links.items()
+        if link.bandwidth_bytes_per_s is not None and link.latency_s is not None
+    ]
+    links = f" (links measured: {'; '.join(measured)})" if measured else ""
+    return f"{cluster.world_size} ranks on {hosts}{links}"
+
+
 def _default_group() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None, "the default process group exists"

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_dist.build.groups import GroupMaker
-from lightning_dist.build.run import RunContext, side_stream
+from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import CombinationError, PlacementError
@@ -106,16 +106,22 @@ def shard_model(
         return shard(module, parallel, links, device=run.device, seed=seed[0], by_child=by_child, split=split)
 
 
-def describe_shards(run: RunContext, sharded: Sharded, links: ShardLinks, *, num_data: int) -> str:
+def describe_shards(
+    run: RunContext, sharded: Sharded, links: ShardLinks, *, parallel: ParallelConfig, num_data: int
+) -> str:
     """How the model is spread, in a few lines.
 
     Args:
-        run: For the number of ranks.
+        run: For the ranks.
         sharded: The model.
         links: What its shards travel over.
+        parallel: Mode and options.
         num_data: Ranks that read different data.
     """
-    shards = links.scatter.members
-    replicas = num_data // len(shards)
-    copies = f", {replicas} replicas" if replicas > 1 else ""
-    return f"hierdist: {run.cluster.world_size} ranks; {len(shards)} shards{copies}\n{sharded.description}"
+    shards = len(links.scatter.members)
+    said = [f"{shards} shard{'' if shards == 1 else 's'}"]
+    if num_data > shards:
+        said.append(f"{num_data // shards} replicas")
+    if links.secondary is not None:
+        said.append("kept a second time in each host")
+    return f"hierdist: {describe_ranks(run.cluster)}; {parallel.mode}: {', '.join(said)}\n{sharded.description}"

@@ -115,7 +115,9 @@ class ShardedMode(Mode):
         if self._split is not None and self._tensor is not None:
             lines.append(build.describe_split(run, self._split, self._tensor))
         num_data = run.cluster.world_size if self._tensor is None else self._tensor.data.size
-        return "\n".join([*lines, build.describe_shards(run, model, links, num_data=num_data)])
+        return "\n".join(
+            [*lines, build.describe_shards(run, model, links, parallel=self.setting.parallel, num_data=num_data)]
+        )
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse those made before the sharding."""
