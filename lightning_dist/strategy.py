@@ -8,35 +8,26 @@ import inspect
 import sys
 from collections.abc import Generator, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.fabric.utilities.distributed import (
-    _get_default_process_group_backend_for_device,
-    _init_dist_connection,
-    _sync_ddp_if_available,
-)
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
-from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_dist import build
-from lightning_dist.capabilities import refuse_combinations, without_effect
-from lightning_dist.comm.agreement import Agreement, DelayedVote
+from lightning_dist.capabilities import without_effect
+from lightning_dist.comm.agreement import DelayedVote
 from lightning_dist.config import (
     PARALLEL_PRESETS,
     RECOMPUTE_PRESETS,
-    START_METHODS,
     SYNC_PRESETS,
     TOPOLOGY_PRESETS,
     ParallelConfig,
@@ -46,20 +37,16 @@ from lightning_dist.config import (
     resolve,
 )
 from lightning_dist.data.agreed import agreed_loader
-from lightning_dist.errors import CollectiveError, ConfigError, unknown_option
-from lightning_dist.events import EventStream
+from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
-from lightning_dist.launch import RankLauncher
 from lightning_dist.modes import Mode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.recompute import Recomputation
-from lightning_dist.parent_watch import watch_parent
+from lightning_dist.rank_strategy import RankStrategy
 from lightning_dist.stopping import StopTogether, detach
 
-BroadcastT = TypeVar("BroadcastT")
 
-
-class HierDistStrategy(ParallelStrategy):
+class HierDistStrategy(RankStrategy):
     """Data-parallel training whose gradient synchronisation knows which ranks share a host.
 
     Args:
@@ -107,40 +94,34 @@ class HierDistStrategy(ParallelStrategy):
         start_method: str = "popen",
         **ddp_arguments: Any,
     ) -> None:
+        parallel_config, self._ddp_arguments = split_arguments(
+            resolve("parallel", parallel, ParallelConfig, PARALLEL_PRESETS),
+            ddp_arguments,
+            own=inspect.signature(HierDistStrategy.__init__).parameters,
+        )
+        sync_config = resolve("sync", sync, SyncConfig, SYNC_PRESETS)
+        if timeout is not None:
+            sync_config = dataclasses.replace(sync_config, timeout_s=timeout.total_seconds())
         super().__init__(
+            parallel_config,
+            sync_config,
+            resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS),
+            process_group_backend=process_group_backend,
+            start_method=start_method,
             accelerator=accelerator,
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        if start_method not in START_METHODS:
-            raise unknown_option("start_method", start_method, START_METHODS)
-        self.parallel_config, self._ddp_arguments = split_arguments(
-            resolve("parallel", parallel, ParallelConfig, PARALLEL_PRESETS),
-            ddp_arguments,
-            own=inspect.signature(HierDistStrategy.__init__).parameters,
-        )
-        self.sync_config = resolve("sync", sync, SyncConfig, SYNC_PRESETS)
-        if timeout is not None:
-            self.sync_config = dataclasses.replace(self.sync_config, timeout_s=timeout.total_seconds())
-        self.topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
-        refuse_combinations(self.parallel_config, self.topology_config)
         self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
-        self.events = EventStream()
         self._forward_redirection = _DDPForwardRedirection()
-        self._num_nodes = 1
-        self._process_group_backend = process_group_backend
-        self.start_method = start_method
         self._layer_sync_applied = False
         self._failed = False
         self._was_on_meta = False
-        self._run: build.RunContext | None = None
         self._mode: Mode | None = None
         self._recomputation: Recomputation | None = None
-        self._agreement: Agreement | None = None
         self._stopping: StopTogether | None = None
-        watch_parent()
 
     def __repr__(self) -> str:
         """Lightning shows it when it refuses a strategy: the Trainer of the other package refuses this one."""
@@ -150,97 +131,12 @@ class HierDistStrategy(ParallelStrategy):
             described += " (for lightning.pytorch.Trainer: 'import lightning.pytorch as pl', not pytorch_lightning)"
         return described
 
-    # -- who and where ------------------------------------------------------------------------------------------------
-
-    @property
-    def is_distributed(self) -> bool:
-        """Without this, Lightning injects no sampler and drops ``sync_dist``; all ranks would see the same data."""
-        return True
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this rank."""
-        assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank]
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes the Trainer was given."""
-        return self._num_nodes
-
-    @num_nodes.setter
-    def num_nodes(self, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
-
-    @property
-    def num_processes(self) -> int:
-        """Number of ranks on this node."""
-        return len(self.parallel_devices) if self.parallel_devices is not None else 0
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """Which part of the data this rank reads; ranks that share layers read the same."""
-        if self._run is not None:
-            return build.data_part(self._run, self.parallel_config)._asdict()
-        if self.parallel_config.splits:
-            raise ConfigError("which ranks share layers is known once they have met: ask in setup() or a loader's hook")
-        return {"num_replicas": self.world_size, "rank": self.global_rank}
-
-    @property
-    def process_group_backend(self) -> str | None:
-        """Backend of the default process group."""
-        return self._process_group_backend
-
-    @property
-    def run_context(self) -> build.RunContext | None:
-        """The cluster, the seam and the store of the present run; ``None`` outside of one."""
-        return self._run
-
     @property
     def recomputation(self) -> Recomputation | None:
         """What is recomputed in the present fit; ``None`` for nothing."""
         return self._recomputation
 
     # -- starting -----------------------------------------------------------------------------------------------------
-
-    def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        if self.start_method == "popen":
-            self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
-        else:
-            self._launcher = _MultiProcessingLauncher(self, start_method=self.start_method)  # type: ignore[arg-type]
-
-    def set_world_ranks(self) -> None:
-        """Tell the environment which rank this is; called by Lightning before and after launching."""
-        if self.cluster_environment is not None:
-            self.cluster_environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
-            self.cluster_environment.set_world_size(self.num_nodes * self.num_processes)
-        for decorator in (rank_zero_only, fabric_rank_zero_only):
-            decorator.rank = self.global_rank  # type: ignore[attr-defined]  # an attribute of a function
-
-    def setup_environment(self) -> None:
-        """Join the other ranks."""
-        super().setup_environment()
-        reset_seed()
-        self.set_world_ranks()
-        assert self.cluster_environment is not None
-        self._process_group_backend = self._process_group_backend or _get_default_process_group_backend_for_device(
-            self.root_device
-        )
-        _init_dist_connection(
-            self.cluster_environment,
-            self._process_group_backend,
-            timeout=timedelta(seconds=self.sync_config.timeout_s),
-            device_id=self.root_device if self.root_device.type != "cpu" else None,
-        )
-        self.events.rank = self.global_rank
-        if self._run is not None:  # a mode that outlives a call keeps what it is connected by
-            return
-        # Before the user's setup hooks run: what they raise can be told to the others, and what they ask of the loaders
-        # (Trainer.estimated_stepping_batches) needs the ranks' agreement.
-        self._run = build.open_run(self.topology_config, self.sync_config, events=self.events, device=self.root_device)
-        if self.world_size > 1:
-            self._agreement = build.open_agreement(self._run)
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Place the model, wrap it if it is to be trained, and make the optimizers."""
@@ -338,7 +234,7 @@ class HierDistStrategy(ParallelStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's step."""
-        with self._named_failures("training_step"):
+        with self._naming_failures("training_step"):
             return super().training_step(*args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
@@ -349,14 +245,14 @@ class HierDistStrategy(ParallelStrategy):
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run backward; a failed collective inside it is raised as such."""
         running = self._mode.running_backward() if self._mode is not None else contextlib.nullcontext()
-        with self._named_failures("backward"), running:
+        with self._naming_failures("backward"), running:
             return super().backward(closure_loss, optimizer, *args, **kwargs)
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         """Let the mode know."""
         if self._mode is not None:
             self._mode.after_backward()
-        with self._named_failures("backward"):
+        with self._naming_failures("backward"):
             self._settle_recomputation()
 
     @contextlib.contextmanager
@@ -378,10 +274,14 @@ class HierDistStrategy(ParallelStrategy):
         return self._mode.gradient_norm(norm_type)
 
     @contextlib.contextmanager
-    def _named_failures(self, what: str) -> Generator[None, None, None]:
-        named = self._run.naming_failures(what) if self._run is not None else contextlib.nullcontext()
-        with named, self._mode.explaining() if self._mode is not None else contextlib.nullcontext():
+    def _naming_failures(self, what: str) -> Generator[None, None, None]:
+        explaining = self._mode.explaining() if self._mode is not None else contextlib.nullcontext()
+        with super()._naming_failures(what), explaining:
             yield
+
+    @property
+    def _data_group(self) -> dist.ProcessGroup | None:
+        return None if self._mode is None else self._mode.data_group
 
     # -- validating, testing, predicting: no gradients; ranks may differ in their number of batches --------------------
 
@@ -420,7 +320,7 @@ class HierDistStrategy(ParallelStrategy):
 
     def _evaluate(self, step: str, context: contextlib.AbstractContextManager[None], *args: Any, **kwargs: Any) -> Any:
         assert self._mode is not None
-        with self._named_failures(step), context:
+        with self._naming_failures(step), context:
             return self._mode.evaluate(step, *args, **kwargs)
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -430,49 +330,6 @@ class HierDistStrategy(ParallelStrategy):
         if trainer is None or not trainer.training or self._agreement is None or policy == "off":
             return dataloader
         return agreed_loader(dataloader, exchange=self._agreement.exchange, on_uneven=policy)
-
-    # -- between ranks ------------------------------------------------------------------------------------------------
-
-    def barrier(self, name: str | None = None) -> None:
-        """Wait for all ranks."""
-        if not dist.is_initialized():
-            return
-        with self._operation(f"barrier({name})" if name else "barrier"):
-            dist.barrier(device_ids=[self.root_device.index] if dist.get_backend() == "nccl" else None)
-
-    def broadcast(self, obj: BroadcastT, src: int = 0) -> BroadcastT:
-        """Give every rank the object of rank ``src``."""
-        if not dist.is_initialized():
-            return obj
-        objects = [obj]
-        with self._operation("broadcast"):
-            dist.broadcast_object_list(objects, src)
-        return objects[0]
-
-    def all_gather(self, tensor: torch.Tensor, group: Any | None = None, sync_grads: bool = False) -> torch.Tensor:
-        """Gather a tensor of every rank; the result has a new first dim of the world size."""
-        with self._operation("all_gather"):
-            return super().all_gather(tensor, group=group, sync_grads=sync_grads)
-
-    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Combine a tensor of every rank that reads other data; what is no tensor is returned as it is."""
-        if not isinstance(tensor, torch.Tensor):
-            return tensor
-        if group is None and self._mode is not None:
-            group = self._mode.data_group
-        with self._operation("reduce"):
-            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
-        """Whether all ranks say yes, or any; also ranks that share layers, which :meth:`reduce` counts once."""
-        said = torch.tensor(int(decision), device=self.root_device)
-        number = int(self.reduce(said, group=dist.group.WORLD, reduce_op="sum"))
-        return number == self.world_size if all else number > 0
-
-    @contextlib.contextmanager
-    def _operation(self, name: str) -> Generator[None, None, None]:
-        with self._run.operation(name) if self._run is not None else contextlib.nullcontext():
-            yield
 
     # -- checkpoints: whole tensors under the original names ----------------------------------------------------------
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
-from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
 from lightning_dist.gradsync.allreduce import AllReduceScheme
 from lightning_dist.gradsync.data_parallel import DataParallel

@@ -8,7 +8,8 @@ from lightning_dist.build.run import RunContext
 from lightning_dist.comm.codecs import codec_of
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import make_group
-from lightning_dist.comm.hierarchical import HierarchicalAllReduce, open_all_reduce_across
+from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.comm.opening import open_all_reduce_across
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import SyncConfig
 
