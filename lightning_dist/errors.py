@@ -13,6 +13,7 @@
     │   ├── CollectiveTimeoutError        a peer did not answer within the deadline
     │   ├── PeerLostError                 a peer died or closed its connection
     │   └── CollectiveMismatchError       ranks asked for different operations
+    ├── CheckpointError (RuntimeError)    a file that should hold weights does not, or not those asked for
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
     ├── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
     ├── UnsummedGradientError (RuntimeError)  a backward that the strategy did not start left gradients
@@ -54,6 +55,10 @@ class PlacementError(TopologyError):
 
 class LaunchError(HierDistError, RuntimeError):
     """The processes of a run cannot be started as asked."""
+
+
+class CheckpointError(HierDistError, RuntimeError):
+    """A file that should hold weights does not, or not those that were asked for."""
 
 
 class CollectiveError(HierDistError, RuntimeError):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lightning_dist.cli import Place, launched_as, main
+from lightning_dist.cli import main
+from lightning_dist.cli.launched import Place, launched_as
 from lightning_dist.errors import LaunchError
 from lightning_dist.topology.layout import Axes, Layout
 from lightning_dist.topology.report import report_of, verdict

@@ -1,7 +1,4 @@
-"""The ``hierdist`` command: ``hierdist topology``, also as ``python -m lightning_dist.cli topology``.
-
-Each subcommand adds its arguments to a parser of its own and runs on what was parsed; :data:`COMMANDS` lists them.
-"""
+"""``hierdist topology``: hosts, ranks, links, process groups, and the bytes each host sends per step."""
 
 from __future__ import annotations
 
@@ -10,18 +7,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 
+from lightning_dist.cli.command import Command
+from lightning_dist.cli.launched import Place, launched_as, rendezvous
 from lightning_dist.config import TIER_CHOICES, ProbeConfig, TopologyConfig
-from lightning_dist.errors import CollectiveTimeoutError, ConfigError, HierDistError, LaunchError, unknown_option
+from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.topology.discover import apply_tiers, discover, host_identity
 from lightning_dist.topology.layout import AXIS_NAMES, Axes, Layout
 from lightning_dist.topology.probe import probe
@@ -31,53 +25,6 @@ from lightning_dist.topology.spec import Cluster
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 DEFAULT_GRADIENT_BYTES = 100e6
 _MULTIPLES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-# How launchers call a process's rank and the number of processes; the first pair that is set counts.
-_RANK_VARIABLES = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
-
-
-@dataclass(frozen=True)
-class Command:
-    """One subcommand.
-
-    Attributes:
-        summary: One line for the list of subcommands.
-        add_arguments: Adds its arguments to its parser.
-        run: Does it, and returns the exit status.
-    """
-
-    summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand.
-
-    Args:
-        argv: The arguments; ``None``: those of the process.
-
-    Returns:
-        The exit status: 0, or 2 if what was asked for is wrong or did not work (the reason goes to stderr).
-    """
-    parser = argparse.ArgumentParser(prog="hierdist", description="Tools for distributed training across hosts.")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, command in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=command.summary, description=command.summary)
-        command.add_arguments(subparser)
-    arguments = parser.parse_args(argv)
-    try:
-        return COMMANDS[arguments.command].run(arguments)
-    except HierDistError as error:
-        print(f"hierdist {arguments.command}: {error}", file=sys.stderr)
-        return 2
-
-
-# -- topology ----------------------------------------------------------------------------------------------------------
 
 
 def _add_topology_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +97,7 @@ def _this_machine(config: TopologyConfig) -> tuple[Cluster, list[str]]:
 def _all_ranks(config: TopologyConfig, place: Place, timeout_s: float) -> tuple[Cluster, list[str]]:
     """Under a launcher: meet the other ranks, and find out where each of them sits."""
     rank, size = place.rank, place.world_size
-    with _rendezvous(place, timeout_s) as (store, group):
+    with rendezvous(place, timeout_s) as (store, group):
         found = discover(config, rank=rank, world_size=size, store=store, environ=os.environ, timeout_s=timeout_s)
         cluster = probe(found.cluster, config=config.probe, rank=rank, group=group, timeout_s=timeout_s)
         return cluster, [source.value for source in found.sources]
@@ -167,90 +114,6 @@ def _print(report: Report, *, as_json: bool) -> None:
         console.print()
     for line in verdict(report):
         console.print(line, soft_wrap=True, highlight=False)
-
-
-# -- launchers ---------------------------------------------------------------------------------------------------------
-
-
-class Place(NamedTuple):
-    """Which of how many processes this is, and where they meet."""
-
-    rank: int
-    world_size: int
-    address: str
-    port: int
-
-
-def launched_as(environ: Mapping[str, str]) -> Place | None:
-    """This process's place under torchrun, SLURM, MPI or anything that sets their variables; ``None``: no launcher.
-
-    The meeting point is ``MASTER_ADDR`` and ``MASTER_PORT``; under SLURM it follows from the list of nodes and the
-    job's number where they are not set.
-
-    Raises:
-        LaunchError: A variable is missing or is not a number.
-    """
-    for rank_name, size_name in _RANK_VARIABLES:
-        if environ.get(rank_name) and environ.get(size_name):
-            break
-    else:
-        return None
-    try:
-        rank, world_size = int(environ[rank_name]), int(environ[size_name])
-        address = environ.get("MASTER_ADDR") or _first_slurm_node(environ)
-        port = environ.get("MASTER_PORT") or _slurm_port(environ)
-        if address is None or port is None:
-            if world_size > 1:
-                raise LaunchError(
-                    f"{size_name}={world_size}, but MASTER_ADDR and MASTER_PORT are not both set; set them to the host "
-                    "of rank 0 and a free port there, or start the processes with torchrun"
-                )
-            return None
-        return Place(rank, world_size, address, int(port))
-    except ValueError as error:
-        raise LaunchError(f"{rank_name}, {size_name} and MASTER_PORT must be numbers: {error}") from error
-
-
-def _first_slurm_node(environ: Mapping[str, str]) -> str | None:
-    """First of a list like ``node[03-05,9],other``."""
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-    if not nodes:
-        return None
-    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?", nodes)
-    return match.group(1) + (match.group(2) or "") if match else None
-
-
-def _slurm_port(environ: Mapping[str, str]) -> str | None:
-    """A port that all tasks of a job agree on and that two jobs rarely share."""
-    job = environ.get("SLURM_JOB_ID")
-    return str(15000 + int(job[-4:])) if job else None
-
-
-@contextmanager
-def _rendezvous(place: Place, timeout_s: float) -> Iterator[tuple[dist.Store, dist.ProcessGroup]]:
-    """A store and a Gloo group of all processes. Leaving it waits for all: rank 0 may keep the store others read."""
-    address = f"[{place.address}]" if ":" in place.address else place.address
-    url = f"tcp://{address}:{place.port}?rank={place.rank}&world_size={place.world_size}"
-    timeout = timedelta(seconds=timeout_s)
-    try:
-        store, _, _ = next(dist.rendezvous(url, timeout=timeout))
-        store.set_timeout(timeout)
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    except RuntimeError as error:
-        raise CollectiveTimeoutError(
-            f"rank {place.rank} of {place.world_size} did not meet the others at {place.address}:{place.port} within "
-            f"{timeout_s:g} s: {error}"
-        ) from error
-    try:
-        group = dist.group.WORLD
-        assert group is not None
-        yield dist.PrefixStore("hierdist", store), group
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-
-
-# -- what the arguments mean -------------------------------------------------------------------------------------------
 
 
 def _gradient_bytes(arguments: argparse.Namespace) -> float:
@@ -294,14 +157,8 @@ def _axes(text: str) -> Axes:
     return Axes(**sizes)
 
 
-COMMANDS: dict[str, Command] = {
-    "topology": Command(
-        "Show hosts, ranks, links and process groups, and the bytes each host sends per step.",
-        _add_topology_arguments,
-        _run_topology,
-    ),
-}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+TOPOLOGY = Command(
+    "Show hosts, ranks, links and process groups, and the bytes each host sends per step.",
+    _add_topology_arguments,
+    _run_topology,
+)

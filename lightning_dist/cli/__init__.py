@@ -1,0 +1,39 @@
+"""The ``hierdist`` command, also as ``python -m lightning_dist.cli``.
+
+Each subcommand adds its arguments to a parser of its own and runs on what was parsed; :data:`COMMANDS` lists them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from lightning_dist.cli.checkpoint import CHECKPOINT
+from lightning_dist.cli.command import Command
+from lightning_dist.cli.topology import TOPOLOGY
+from lightning_dist.errors import HierDistError
+
+COMMANDS: dict[str, Command] = {"topology": TOPOLOGY, "checkpoint": CHECKPOINT}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand.
+
+    Args:
+        argv: The arguments; ``None``: those of the process.
+
+    Returns:
+        The exit status: 0, or 2 if what was asked for is wrong or did not work (the reason goes to stderr).
+    """
+    parser = argparse.ArgumentParser(prog="hierdist", description="Tools for distributed training across hosts.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.summary, description=command.summary)
+        command.add_arguments(subparser)
+    arguments = parser.parse_args(argv)
+    try:
+        return COMMANDS[arguments.command].run(arguments)
+    except HierDistError as error:
+        print(f"hierdist {arguments.command}: {error}", file=sys.stderr)
+        return 2
