@@ -1,4 +1,4 @@
-# make venv | train | test | check | bench | clean
+# make venv | train | test | sweep | check | bench | clean
 #
 #   make train ARGS="model=gpt-tiny trainer.max_steps=20"
 #   make test ARGS="tests/unit -k topology"
@@ -12,7 +12,7 @@ STAMP := .venv/.installed
 # One thread a process: ranks share the cores, and results do not depend on how many there are.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: venv train test check bench clean system
+.PHONY: venv train test sweep check bench clean system
 .DELETE_ON_ERROR:
 
 venv: $(STAMP)
@@ -43,6 +43,10 @@ check: venv
 
 test: check system
 	$(BIN)/python -m pytest $(ARGS)
+
+# All combinations of what `test` samples.
+sweep: venv system
+	$(BIN)/python -m pytest -m sweep $(ARGS)
 
 bench: venv
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
+import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -21,10 +22,37 @@ from tests.distributed.lightning_runs import (
     strategy_of,
     trainer_on_pool,
 )
-from tests.support.reference import ReferenceStep, train_reference
+from tests.support.reference import ReferenceStep, assert_same, train_reference
 from tests.support.tasks import RankContext
 
 STEPS = 6
+
+
+LAYOUTS: dict[str, dict[str, list[int]]] = {
+    "1": {"a": [0]},
+    "2": {"a": [0, 1]},
+    "3": {"a": [0, 1, 2]},
+    "2+2": {"a": [0, 1], "b": [2, 3]},
+    "3+1": {"a": [0, 1, 2], "b": [3]},
+    "cyclic": {"a": [0, 2], "b": [1, 3]},
+    "1+1": {"a": [0], "b": [1]},
+}
+MODES: dict[str, dict[str, Any]] = {
+    "zero1": {"parallel": "zero1"},
+    "zero2": {"parallel": "zero2"},
+    "zero3": {"parallel": "zero3"},
+    "hpz": {"parallel": {"mode": "zero3", "secondary_shard": "host"}},
+    "hsdp": {"parallel": "hsdp"},
+}
+
+EACH_MODE = [
+    "zero2",
+    "zero3",
+    "hsdp",
+    pytest.param("zero1", marks=pytest.mark.sweep),  # zero2 without its sums in each micro-batch
+    pytest.param("hpz", marks=pytest.mark.sweep),  # zero3 that gathers from another place in backward
+]
+"""For tests of what users do with a sharded model; :mod:`tests.distributed.test_zero` has all modes everywhere."""
 
 
 class OddNet(nn.Module):
@@ -271,3 +299,15 @@ def reference(case: Case, world_size: int) -> list[ReferenceStep]:
         if case.trainer.get("gradient_clip_algorithm") == "value"
         else None,
     )
+
+
+def check(outcomes: list[Outcome], case: Case, *, atol: float = 1e-6) -> None:
+    """All ranks equal the reference, a few roundings of fp32 values near 1 apart; a loss may be larger, hence rtol."""
+    steps = reference(case, len(outcomes))
+    for rank, outcome in enumerate(outcomes):
+        names = outcome.weights if rank == 0 else {n for n in outcome.weights if ".running_" not in n}
+        assert_same({n: outcome.weights[n] for n in names}, {n: steps[-1].weights[n] for n in names}, atol=atol)
+        expected = [loss[rank] for step in steps for loss in step.rank_losses]
+        torch.testing.assert_close(torch.tensor(outcome.losses), torch.tensor(expected), rtol=3e-7, atol=atol)
+        assert outcome.kinds == {"Parameter"}  # the module is whole again
+    assert_same(outcomes[0].optimizer_state, steps[-1].optimizer_state, atol=atol)

@@ -19,9 +19,8 @@ from tests.distributed.lightning_runs import (
     strategy_of,
     trainer_on_pool,
 )
-from tests.distributed.sharded_runs import TiedNet
+from tests.distributed.sharded_runs import LAYOUTS, MODES, TiedNet
 from tests.distributed.test_sharded_training import SaveAtEnd
-from tests.distributed.test_zero import LAYOUTS, MODES
 from tests.support.ranks import RankPool
 from tests.support.reference import assert_same
 from tests.support.tasks import RankContext

@@ -12,10 +12,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.lightning_runs import Batch, loader_of, make_batches, mse, strategy_of, trainer_on_pool
-from tests.distributed.sharded_runs import NETS, Case, Outcome, train
+from tests.distributed.sharded_runs import EACH_MODE, LAYOUTS, MODES, NETS, Case, Outcome, check, train
 from tests.distributed.test_optimization import ByHand
 from tests.distributed.test_sharded_refusals import error_of
-from tests.distributed.test_zero import LAYOUTS, MODES, check
 from tests.support.ranks import RankPool
 from tests.support.reference import assert_same
 from tests.support.tasks import RankContext
@@ -67,7 +66,7 @@ def train_each(context: RankContext, cases: list[Case]) -> list[Outcome]:
     return [train(context, case) for case in cases]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_backward_passes_inside_a_step_equal_one_process(ranks: RankPool, mode: str) -> None:
     cases = [dataclasses.replace(case, strategy=MODES[mode], accumulation=2) for case in CASES]
     layout = LAYOUTS["2+2" if mode in ("hpz", "hsdp") else "1+1"]
@@ -124,7 +123,7 @@ def in_one_process(kind: type[ByHand], world_size: int) -> dict[str, torch.Tenso
     return module.state_dict()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_penalties_and_several_backward_passes_by_hand_equal_one_process(ranks: RankPool, mode: str) -> None:
     for found in ranks.run(train_by_hand, layout=LAYOUTS["1+1"], args=(MODES[mode],)):
         for kind, weights in zip(KINDS, found, strict=True):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.distributed.lightning_runs import Batch, loader_of, make_batches, mse, sgd, strategy_of, trainer_on_pool
-from tests.distributed.test_zero import LAYOUTS, MODES
+from tests.distributed.sharded_runs import LAYOUTS, MODES
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_dist.laws import ring_reduce_scatter_bytes, tcp_wire_bytes
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
-from tests.distributed.test_zero import MODES
+from tests.distributed.sharded_runs import MODES
 from tests.multihost.test_bytes import ACKNOWLEDGED, LAYOUTS
 from tests.multihost.traffic import sent_bytes
 from tests.support.cluster import NamespaceCluster
