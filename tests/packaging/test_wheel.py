@@ -39,6 +39,7 @@ defaults:
   - sync: hierarchical
   - topology: auto
   - parallel: ddp
+  - recompute: "off"
   - data: sharded
   - model: gpt-tiny
   - optimizer: adamw
