@@ -30,7 +30,7 @@ plan says."""
 
 
 # Words of the backends and of torch's own waits, and no others: a user's error may speak of a peer or a connection too.
-_BETWEEN_RANKS = ("gloo", "nccl", "operation timed out", "wait timeout")
+_BETWEEN_RANKS = ("gloo", "nccl", "operation timed out", "wait timeout", "caused pair closure")
 _SHOWN_PEERS = 8
 _STILL_WAITING = "Operation timed out!"  # what c10d's Work.wait says when it returned and the work goes on
 

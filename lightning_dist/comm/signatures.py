@@ -10,6 +10,7 @@ writes, so it waits for nobody, and a rank that differs fails before it sends.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 import time
@@ -22,8 +23,9 @@ from torch.futures import Future
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.testimony import LOOK_UP_S
-from lightning_dist.errors import CollectiveMismatchError, PeerLostError
+from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
+_LOOK_UP = datetime.timedelta(seconds=LOOK_UP_S)
 _LONG_S = 2.0  # how long a wait for a result lasts until it looks whether the ranks ask for the same
 
 
@@ -75,6 +77,7 @@ class SignatureCheck:
         self._agreed: set[tuple[str, str]] = set()
         self._previous = ""
         self._count = 0
+        self._unanswered: threading.Thread | None = None
 
     def check(self, asked: str, *, operation: str) -> Callable[[float], None]:
         """Make sure that the first rank asks for the same.
@@ -105,16 +108,22 @@ class SignatureCheck:
         if (alarm := collectives.alarm(waited_s)) is not None:
             with collectives.translated(operation, self._group):
                 raise PeerLostError(f"waited {waited_s:.1f} s, then gave up: {alarm}")
-        try:
+        if self._unanswered is not None and self._unanswered.is_alive():
+            return
+        said: list[str] = []
+
+        def ask(given_up: threading.Event) -> None:
             if collectives.rank == self._first:
                 self._store.set(str(number), asked)
-                return
-            if not self._store.check([str(number)]):
-                return
-            wanted = self._store.get(str(number)).decode()
-        except dist.DistError:
+            elif self._store.check([str(number)]):
+                said.append(self._store.get(str(number)).decode())
+
+        try:
+            self._in_time(ask, min(LOOK_UP_S, collectives.timeout_s))
+        except (dist.DistError, CollectiveTimeoutError, PeerLostError):
             return  # whether the wait should end then is said by others
-        self._refuse_other(number, asked, wanted, operation)
+        if said:
+            self._refuse_other(number, asked, said[0], operation)
 
     def _compare(self, number: int, asked: str, operation: str) -> None:
         collectives, first = self._collectives, self._first
@@ -122,12 +131,18 @@ class SignatureCheck:
             collectives.translated(operation, self._group),
             collectives.activity.waiting(f"a comparison with rank {first}"),
         ):
-            if collectives.rank == first:
-                self._store.set(str(number), asked)
-                return
-            self._wait_for(str(number))
-            wanted = self._store.get(str(number)).decode()
-        self._refuse_other(number, asked, wanted, operation)
+            said: list[str] = []
+
+            def ask(given_up: threading.Event) -> None:
+                if collectives.rank == first:
+                    self._store.set(str(number), asked)
+                else:
+                    self._wait_for(str(number), given_up)
+                    said.append(self._store.get(str(number)).decode())
+
+            self._in_time(ask, collectives.timeout_s)
+        if said:
+            self._refuse_other(number, asked, said[0], operation)
 
     def _refuse_other(self, number: int, asked: str, wanted: str, operation: str) -> None:
         collectives, first = self._collectives, self._first
@@ -140,20 +155,52 @@ class SignatureCheck:
                 )
             )
 
-    def _wait_for(self, key: str) -> None:
-        """Wait until the deadline or the testimony's alarm: the first rank may have raised before it came here."""
-        collectives, start_s = self._collectives, time.monotonic()
-        while True:
-            waited_s = time.monotonic() - start_s
-            left_s = collectives.timeout_s - waited_s
-            try:
-                self._store.wait([key], datetime.timedelta(seconds=max(0.001, min(left_s, LOOK_UP_S))))
+    def _wait_for(self, key: str, given_up: threading.Event) -> None:
+        """In short waits, so that the thread ends soon after nobody waits for it any more."""
+        while not given_up.is_set():
+            with contextlib.suppress(dist.DistStoreError):
+                self._store.wait([key], _LOOK_UP)
                 return
-            except dist.DistStoreError as error:
-                if left_s <= LOOK_UP_S:
-                    raise
-                alarm = collectives.alarm(waited_s)
-                if alarm is not None:
-                    raise PeerLostError(
-                        f"waited {waited_s:.1f} s for rank {self._first}, then gave up: {alarm}"
-                    ) from error
+        raise PeerLostError("given up")
+
+    def _in_time(self, ask: Callable[[threading.Event], None], timeout_s: float) -> None:
+        """Run what uses the store until the deadline or the testimony's alarm.
+
+        In a thread: where the process that holds the store is stopped, no call of it comes back, whatever its timeout.
+
+        Args:
+            ask: Given an event that is set when nobody waits for it any more.
+            timeout_s: The deadline.
+        """
+        given_up = threading.Event()
+        try:
+            self._run_in_time(lambda: ask(given_up), timeout_s)
+        finally:
+            given_up.set()
+
+    def _run_in_time(self, ask: Callable[[], None], timeout_s: float) -> None:
+        collectives, start_s = self._collectives, time.monotonic()
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                ask()
+            except Exception as error:  # raised again in the thread that waits
+                failures.append(error)
+
+        thread = self._unanswered = threading.Thread(target=run, name="hierdist-signature", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            left_s = timeout_s - (time.monotonic() - start_s)
+            if left_s <= 0:
+                raise CollectiveTimeoutError(
+                    f"rank {self._first} did not get here, or the store of the rendezvous did not answer, within "
+                    f"{timeout_s:g} s"
+                )
+            thread.join(min(left_s, LOOK_UP_S))
+            waited_s = time.monotonic() - start_s
+            if thread.is_alive() and (alarm := collectives.alarm(waited_s)) is not None:
+                raise PeerLostError(f"waited {waited_s:.1f} s for rank {self._first}, then gave up: {alarm}")
+        self._unanswered = None
+        if failures:
+            raise failures[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from lightning_dist.errors import CombinationError
@@ -17,7 +18,7 @@ class LostWrites:
 
     def __init__(self, root: nn.Module) -> None:
         self._params = params_of(root)
-        self._versions = [param._unsharded_param._version for param in self._params]
+        self._versions = [_gathered(param)._version for param in self._params]
 
     def check(self) -> None:
         """At the end of a window.
@@ -25,7 +26,7 @@ class LostWrites:
         Raises:
             CombinationError: A gathered copy was written since.
         """
-        versions = [param._unsharded_param._version for param in self._params]
+        versions = [_gathered(param)._version for param in self._params]
         if versions == self._versions and not any(map(_was_replaced, self._params)):
             return
         before, self._versions = self._versions, versions
@@ -42,4 +43,10 @@ class LostWrites:
 
 
 def _was_replaced(param: ShardedParam) -> bool:
-    return param._unsharded_param.data_ptr() != param.all_gather_outputs[0].data_ptr()
+    return _gathered(param).data_ptr() != param.all_gather_outputs[0].data_ptr()
+
+
+def _gathered(param: ShardedParam) -> torch.Tensor:
+    """The copy that the module shows; of a split layer its local part, as the wrapper has a count of its own."""
+    shown: torch.Tensor = getattr(param._unsharded_param, "_local_tensor", param._unsharded_param)
+    return shown

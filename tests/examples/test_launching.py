@@ -103,7 +103,7 @@ def test_each_job_of_a_sweep_has_its_own_ranks_folder_and_values(app: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("value", ODD[3:])
+@pytest.mark.parametrize("value", [ODD[3], *(pytest.param(value, marks=pytest.mark.sweep) for value in ODD[4:])])
 def test_a_single_job_has_one_folder_and_keeps_its_values(value: str, tmp_path: Path) -> None:
     quoted = "'" + value.replace("'", r"\'") + "'"
     run_script(
@@ -116,7 +116,7 @@ def test_a_single_job_has_one_folder_and_keeps_its_values(value: str, tmp_path: 
     assert first["config"]["text"] == value + "!"
 
 
-@pytest.mark.parametrize("app", ["plain_app.py", "job_app.py"])
+@pytest.mark.parametrize("app", [pytest.param("plain_app.py", marks=pytest.mark.sweep), "job_app.py"])
 def test_a_failed_job_fails_the_sweep_and_leaves_nothing(app: str, tmp_path: Path) -> None:
     result = run_script([APPS / app, "-m", "fail=true,false"], cwd=tmp_path, deadline_s=DEADLINE_S)
     assert result.returncode == 1

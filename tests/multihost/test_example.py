@@ -23,7 +23,7 @@ OVERRIDES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "zero3", "hsdp"])
+@pytest.mark.parametrize("parallel", ["ddp", "zero3", pytest.param("hsdp", marks=pytest.mark.sweep)])
 def test_it_trains_on_two_hosts_of_two_ranks(
     make_cluster: Callable[..., NamespaceCluster], tmp_path: Path, parallel: str
 ) -> None:

@@ -49,7 +49,9 @@ def test_sharded_ranks_read_parts_of_their_own_of_one_length(world_size: int, tm
     seen: list[set[int]] = []
     for rank in range(world_size):
         data = ExampleData(TextDataConfig(path=str(path), batch_size=1, val_fraction=0.2), GPT, seed=0)
-        data.trainer = SimpleNamespace(world_size=world_size, global_rank=rank)  # type: ignore[assignment]
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            distributed_sampler_kwargs={"num_replicas": world_size, "rank": rank}
+        )
         batches = list(data.train_dataloader())
         assert len(batches) == 199 // 8 // world_size
         seen.append({int(value) for inputs, _ in batches for value in inputs.flatten()})

@@ -334,7 +334,8 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         RecomputeConfig(**options)
 
 
-def test_presets_are_the_modes_that_need_nothing_more() -> None:
-    assert set(config.RECOMPUTE_PRESETS) == set(config.RECOMPUTE_MODES) - {"budget"}
-    assert all(preset.mode == name for name, preset in config.RECOMPUTE_PRESETS.items())
+def test_presets_are_the_modes() -> None:
+    assert set(config.RECOMPUTE_PRESETS) == set(config.RECOMPUTE_MODES)
+    complete = {name: preset for name, preset in config.RECOMPUTE_PRESETS.items() if name != "budget"}
+    assert all(config.resolve("recompute", name, RecomputeConfig, complete).mode == name for name in complete)
     assert config.resolve("recompute", {"mode": "budget", "budget": "1MB"}, RecomputeConfig, {}).budget_bytes == 10**6

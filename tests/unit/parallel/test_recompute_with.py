@@ -256,7 +256,12 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("distribute", "compile_blocks"), [(sharded, in_place), (replicated, wrapped), (static, in_place)]
+    ("distribute", "compile_blocks"),
+    [
+        (sharded, in_place),
+        pytest.param(replicated, wrapped, marks=pytest.mark.sweep),
+        pytest.param(static, in_place, marks=pytest.mark.sweep),
+    ],
 )
 def test_distributed(
     ranks: RankPool, distribute: Callable[[Net], nn.Module], compile_blocks: Callable[[Net], nn.Module]
