@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.collectives import Collectives, FaultPoint, RankGroup
+from lightning_dist.comm.groups import default_group
 from lightning_dist.comm.testimony import Activity, Testimony
 from lightning_dist.config import SyncConfig, TopologyConfig
 from lightning_dist.errors import CollectiveError, PeerLostError
@@ -126,7 +127,7 @@ def open_run(
         environ=os.environ if environ is None else environ,
         timeout_s=sync.timeout_s,
     )
-    cluster = probe(cluster, config=topology.probe, rank=rank, group=_default_group(), device=device)
+    cluster = probe(cluster, config=topology.probe, rank=rank, group=default_group(), device=device)
     activity = Activity()
     testimony = Testimony(
         dist.PrefixStore("testimony/", store),
@@ -183,12 +184,6 @@ def describe_ranks(cluster: Cluster) -> str:
     ]
     links = f" (links measured: {'; '.join(measured)})" if measured else ""
     return f"{cluster.world_size} ranks on {hosts}{links}"
-
-
-def _default_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None, "the default process group exists"
-    return group
 
 
 def _own_store(rank: int) -> dist.Store:

@@ -6,10 +6,10 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from lightning_dist.build.groups import GroupMaker
 from lightning_dist.build.run import RunContext, side_stream
+from lightning_dist.comm.groups import broadcast_from_first
 from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import CombinationError, PlacementError
 from lightning_dist.gradsync.part_average import PartAverage, Vote
@@ -18,8 +18,6 @@ from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, make_mesh, parallelize
 from lightning_dist.topology import Axes, Cluster, Layout
 from lightning_dist.topology.layout import DATA_AXES
-
-_BROADCAST_BYTES = 250 << 20  # as DDP's
 
 
 class DataPart(NamedTuple):
@@ -142,8 +140,7 @@ def split_module(
     with side_stream(run.device), run.collectives.opening("splitting the model's layers", run.world):
         if values and run.cluster.world_size > 1:
             with run.operation("broadcast of parameters"):
-                assert dist.group.WORLD is not None, "the default process group exists"
-                dist._broadcast_coalesced(dist.group.WORLD, values, _BROADCAST_BYTES, 0)
+                broadcast_from_first(values)
         return parallelize(module, links.mesh, plan=tensor.plan, loss_parallel=tensor.loss_parallel)
 
 

@@ -14,10 +14,25 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.topology.hierarchy import Leg
+
+_BROADCAST_BYTES = 250 << 20  # as DDP's
+
+
+def default_group() -> dist.ProcessGroup:
+    """The process group of all ranks, which is there once they have met."""
+    group = dist.group.WORLD
+    assert group is not None, "the default process group exists"
+    return group
+
+
+def broadcast_from_first(tensors: Sequence[torch.Tensor]) -> None:
+    """Give every rank the values of rank 0, several tensors in one message; every rank calls it, inside the seam."""
+    dist._broadcast_coalesced(default_group(), list(tensors), _BROADCAST_BYTES, 0)
 
 
 def make_group(

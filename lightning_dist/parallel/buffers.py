@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-_BROADCAST_BYTES = 250 << 20  # as DDP's
+from lightning_dist.comm.groups import broadcast_from_first
 
 
 class BufferSync:
@@ -40,7 +40,7 @@ class BufferSync:
         """Give every rank the buffers of rank 0, if that is wanted; collective."""
         if self.is_needed and dist.get_world_size() > 1:
             with self._operation("broadcast of buffers"):
-                dist._broadcast_coalesced(_default_group(), list(self._module.buffers()), _BROADCAST_BYTES, 0)
+                broadcast_from_first(list(self._module.buffers()))
 
     def before_forward(self) -> None:
         """Sync once a window of accumulation, before its first forward that trains."""
@@ -76,9 +76,3 @@ class BufferedModule(nn.Module):
         """The module's own."""
         self._sync.before_forward()
         return self.module(*args, **kwargs)
-
-
-def _default_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None, "the default process group exists"
-    return group

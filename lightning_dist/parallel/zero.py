@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -22,7 +21,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.groups import destroy
+from lightning_dist.comm.groups import broadcast_from_first, destroy
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import ParallelConfig
@@ -47,7 +46,6 @@ POLICIES: dict[str, ShardPolicy] = {
     "hsdp": ShardPolicy(keeps_parameters=False, sums_each_micro_step=True, replicates=True),
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_BROADCAST_BYTES = 250 << 20
 
 
 @dataclass(frozen=True)
@@ -249,13 +247,7 @@ def _align(target: nn.Module, others: Sequence[nn.Module], links: ShardLinks, de
     values = [tensor.detach() for tensor in tensors]
     if values and links.brings_values and links.world.size > 1:
         with links.operation("broadcast of parameters"):
-            dist._broadcast_coalesced(_default_group(), values, _BROADCAST_BYTES, 0)
-
-
-def _default_group() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None, "the default process group exists"
-    return group
+            broadcast_from_first(values)
 
 
 def _connect(
