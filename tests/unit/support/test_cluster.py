@@ -52,7 +52,7 @@ def kill_own(context: RankContext) -> str:
     if context.rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        context.barrier()
+        dist.recv(torch.empty(1), src=3)  # not a barrier: there one may wait for a rank that has already failed
     except RuntimeError:
         return "saw it"
     return "saw nothing"
