@@ -180,6 +180,33 @@ def fsdp2_zero3(context: RankContext, load: Load) -> Measured:
     return _fsdp2_flat(load, keeps_parameters=False)
 
 
+def _deepspeed(stage: int) -> Callable[[RankContext, Load], Measured]:
+    def arm(context: RankContext, load: Load) -> Measured:
+        import deepspeed  # not a dependency: `pip install deepspeed` before a scenario that compares with it
+
+        model = make_model(load.compute_s)
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+            dist_init_required=False,
+            config={
+                "train_micro_batch_size_per_gpu": load.batch,
+                "zero_optimization": {"stage": stage},
+                "zero_allow_untested_optimizer": True,
+                "zero_force_ds_cpu_optimizer": False,
+            },
+        )
+        clock = _Clock(load)
+        for batch in make_loader(load.batch, load.warmup + load.steps):
+            engine.backward(engine(batch).pow(2).mean())
+            engine.step()
+            clock.mark()
+        return clock.measured()
+
+    arm.__doc__ = f"DeepSpeed's ZeRO stage {stage} with its own defaults, in a bare loop."
+    return arm
+
+
 def _sharded(mode: str, **options: Any) -> Callable[[RankContext, Load], Measured]:
     def arm(context: RankContext, load: Load) -> Measured:
         strategy = HierDistStrategy(parallel={"mode": mode, **options}, sync={"timeout_s": 300.0})
@@ -223,6 +250,9 @@ ARMS: dict[str, Callable[[RankContext, Load], Measured]] = {
     "hierdist_zero3": _sharded("zero3"),
     "hierdist_zero3_host": _sharded("zero3", secondary_shard="host"),
     "hierdist_hsdp": _sharded("hsdp"),
+    "deepspeed_zero1": _deepspeed(1),
+    "deepspeed_zero2": _deepspeed(2),
+    "deepspeed_zero3": _deepspeed(3),
     "compute_alone": compute_alone,
     "communication_alone": communication_alone,
 }

@@ -30,8 +30,8 @@ from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 
 PEERS = ("lightning_ddp", "hierdist", "fsdp2_hybrid")
-ZERO2 = ("fsdp2_zero2", "hierdist_zero2", "hierdist_zero1")
-ZERO3 = ("fsdp2_zero3", "hierdist_zero3", "hierdist_zero3_host", "hierdist_hsdp", "fsdp2_hybrid")
+ZERO2 = ("fsdp2_zero2", "hierdist_zero2", "hierdist_zero1", "deepspeed_zero2", "deepspeed_zero1")
+ZERO3 = ("fsdp2_zero3", "hierdist_zero3", "hierdist_zero3_host", "hierdist_hsdp", "fsdp2_hybrid", "deepspeed_zero3")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def run_scenario(scenario: Scenario, pairs: int, console: Console) -> dict[str, 
             pool = stack.enter_context(RankPool(placement=placement))
         for number in range(pairs):
             for arm in scenario.arms:
-                rounds[arm].append(pool.run(run_arm, args=(arm, scenario.load), deadline_s=1800.0, fresh=True))
+                rounds[arm].append(pool.run(run_arm, args=(arm, scenario.load), deadline_s=400.0, fresh=True))
                 seconds = _step_s(rounds[arm][-1])
                 console.print(f"  {scenario.cluster} round {number + 1}/{pairs} {arm}: {seconds:.3f} s a step")
     return _summary(scenario, cluster, placement, rounds)
