@@ -10,6 +10,7 @@ import sys
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_dist.config import ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
 from lightning_dist.strategy import HierDistStrategy
 
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HierDistStrategy",
     "ParallelConfig",
+    "PipelineLayer",
     "ProbeConfig",
     "SyncConfig",
     "TopologyConfig",

@@ -101,11 +101,11 @@ class RankStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """Which part of the data this rank reads; ranks that share layers read the same."""
+        """Which part of the data this rank reads; ranks that share layers or a pipeline read the same."""
         if self._run is not None:
             return build.data_part(self._run, self.parallel_config)._asdict()
-        if self.parallel_config.splits:
-            raise ConfigError("which ranks share layers is known once they have met: ask in setup() or a loader's hook")
+        if self.parallel_config.splits or self.parallel_config.stages:
+            raise ConfigError("which ranks read the same data is known once they have met: ask in setup() or a loader's hook")
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property

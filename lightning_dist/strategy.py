@@ -234,8 +234,9 @@ class HierDistStrategy(RankStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's step."""
+        assert self._mode is not None
         with self._naming_failures("training_step"):
-            return super().training_step(*args, **kwargs)
+            return self._mode.training_step(super().training_step, *args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         """Let the mode know."""
@@ -336,7 +337,8 @@ class HierDistStrategy(RankStrategy):
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """A model that is on the meta device until it is spread over ranks can be loaded only then."""
-        if not (self.parallel_config.shards or self.parallel_config.splits) or self.lightning_module is None:
+        parallel = self.parallel_config
+        if not (parallel.shards or parallel.splits or parallel.stages) or self.lightning_module is None:
             return False
         return self._was_on_meta or is_on_meta(self.lightning_module)  # asked before and after setup
 

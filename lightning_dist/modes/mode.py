@@ -75,6 +75,10 @@ class Mode:
         """Wrap again; collective."""
         raise NotImplementedError
 
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's training step, as ``call`` runs it."""
+        return call(*args, **kwargs)
+
     def before_backward(self, loss: torch.Tensor) -> None:
         """A backward begins."""
 

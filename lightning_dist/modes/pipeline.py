@@ -1,0 +1,441 @@
+"""``parallel=pipeline``: ranks have some of the layers each, and a batch goes through them in micro-batches.
+
+The schedule runs forward and backward together, inside ``training_step``. The module's own step runs on the rank of the
+last stage, once a micro-batch, and gets the pipeline's output where it calls the model; what it logs and returns is told
+to the other ranks. The loss that Lightning is given puts the gradients in place when Lightning calls backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from lightning_dist import build
+from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.gradsync.part_average import PartAverage
+from lightning_dist.modes.clipping import clip_as_before, clip_globally
+from lightning_dist.modes.mode import Mode
+from lightning_dist.parallel.batches import check_batches
+from lightning_dist.parallel.buffers import BufferSync
+from lightning_dist.parallel.norms import GlobalNorm
+from lightning_dist.parallel.pipeline import StagedModel, StageLinks
+from lightning_dist.parallel.pipeline.held_gradients import HeldGradients
+from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, join, samples_of, split_batch
+from lightning_dist.parallel.pipeline.stage import LayerStage
+from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, pipeline_input, replay
+
+
+@dataclass
+class _Report:
+    """What the rank of the last stage tells the others of a step.
+
+    Attributes:
+        loss: Of the whole batch.
+        logs: What the step logged.
+        result: What it returned.
+    """
+
+    loss: float | None
+    logs: Mapping[str, Logged]
+    result: Any = None
+
+
+class PipelineMode(Mode):
+    """Cuts the model into stages; pipelines that read different data average their gradients."""
+
+    _links: StageLinks | None = None
+    _staged: StagedModel | None = None
+    _given: GivenOutput | None = None
+    _held: HeldGradients | None = None
+    _norm: GlobalNorm | None = None
+    _buffers: BufferSync | None = None
+    _synchronises = True
+    _is_checked = False
+    _is_described = False
+    _warned_of_small = False
+
+    def wrap(self, trainer: pl.Trainer) -> nn.Module:
+        """Cut the model, and get ready to average."""
+        self._refuse(trainer)
+        setting = self.setting
+        staged, links = self._open()
+        self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
+        self._held = HeldGradients(p for p in self.module.parameters() if staged.is_here(p))
+        self._norm = GlobalNorm(setting.run.collectives, stages=links.pipeline, counts=staged.counts)
+        clip_globally(setting.precision, self._norm)
+        self._buffers = BufferSync(
+            staged.buffers_module,
+            links.among_replicas,
+            enabled=setting.parallel.broadcast_buffers,
+            group=links.data.process_group,
+        )
+        setting.announce(build.describe_stages(setting.run, staged, links, setting.parallel))
+        needless = build.needless_crossings(setting.run, staged, links, setting.parallel)
+        if needless is not None:
+            rank_zero_warn(needless)
+        return self.module
+
+    def place(self, trainer: pl.Trainer) -> nn.Module:
+        """Cut the model."""
+        self._open()
+        return self.module
+
+    def _open(self) -> tuple[StagedModel, StageLinks]:
+        setting = self.setting
+        if setting.ddp_arguments:
+            names = ", ".join(setting.ddp_arguments)
+            rank_zero_warn(f"{names}: no effect with parallel.mode=pipeline; they are DistributedDataParallel's")
+        links = self._links = build.open_stage_links(setting.run, setting.parallel, setting.sync)
+        staged = self._staged = build.cut_into_stages(
+            self.module, links, run=setting.run, parallel=setting.parallel, sync=setting.sync
+        )
+        self._given = GivenOutput(staged.cut.model, type(self.module).__name__)
+        return staged, links
+
+    def _refuse(self, trainer: pl.Trainer) -> None:
+        """What is not right with stages, whatever the model.
+
+        Raises:
+            CombinationError: The run has some of it.
+        """
+        if not self.module.automatic_optimization:
+            raise CombinationError(
+                "manual optimization with parallel=pipeline: the schedule runs backward itself; write parallel=ddp"
+            )
+        averaging = [c for c in trainer.callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]  # type: ignore[attr-defined]
+        if averaging:
+            raise CombinationError(
+                f"{type(averaging[0]).__name__} averages all parameters, of which a rank of a pipeline has some: write "
+                "parallel=ddp, zero1, zero2 or zero3"
+            )
+        if getattr(self.setting.precision, "scaler", None) is not None:
+            raise CombinationError(
+                "precision=16-mixed: its scaler scales the loss after the schedule has run backward; write "
+                "precision=bf16-mixed"
+            )
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()):
+            raise CombinationError(
+                "sync_batchnorm=True: stages of a pipeline do not run at the same time on all ranks; write "
+                "sync_batchnorm=False"
+            )
+
+    def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Refuse what looks at all parameters at once."""
+        for optimizer in optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise CombinationError(
+                    "LBFGS needs all parameters on one rank, and calls backward several times a step; write "
+                    "parallel=ddp"
+                )
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Forward and backward of a batch through the stages."""
+        assert self._staged is not None
+        assert self._links is not None
+        assert self._held is not None
+        staged, setting = self._staged, self.setting
+        batch, rest = args[0], args[1:]
+        self._check_batch(batch)
+        accumulation = self._accumulation(rest)
+        with setting.precision.train_step_context():
+            schedule, count = self._cut(samples_of(batch))
+            parts = split_batch(batch, count)
+            step = _TrainingStep(self, parts, rest, kwargs, 1 / accumulation)
+            for average in self._all_averages():
+                average.before_backward()
+            if self._buffers is not None:
+                self._buffers.before_forward()
+            with self._closing_on_failure(), staged.aliases.in_place():
+                staged.runner.train(schedule, parts, step.inputs, step.loss_of, self._on_last_gradient)
+        if self._synchronises:
+            self._synchronise()
+        self._held.take()
+        report = self._tell(step.report() if staged.runner.last is not None else None)
+        replay(self.module, report.logs)
+        self._describe_once()
+        if report.loss is None:
+            raise ConfigError("training_step returned no loss")
+        loss = self._held.loss(torch.tensor(report.loss, device=setting.run.device), 1 / accumulation)
+        return {**report.result, "loss": loss} if isinstance(report.result, Mapping) else loss
+
+    def _accumulation(self, rest: tuple[Any, ...]) -> int:
+        """Micro-steps of the present window; at its first one, what the window before left is let go."""
+        trainer = self.module.trainer
+        number = int(trainer.accumulate_grad_batches)
+        assert self._held is not None
+        first = not rest or rest[0] % number == 0
+        if first and not is_overridden("optimizer_zero_grad", self.module):
+            self._held.forget()
+        return number
+
+    def _cut(self, samples: int) -> tuple[str, int]:
+        assert self._staged is not None
+        assert self._links is not None
+        schedule, count = self._staged.runner.cut(samples)
+        config = self.setting.parallel.pipeline
+        wanted = config.micro_batches_for(self._links.pipeline.size)
+        if (schedule, count) != (config.schedule, wanted) and not self._warned_of_small:
+            self._warned_of_small = True
+            rank_zero_warn(
+                f"a batch of {samples} samples goes through the pipeline in {count} micro-batches by {schedule}, not "
+                f"in {wanted} by {config.schedule}; results are the same, and ranks idle longer"
+            )
+        return schedule, count
+
+    def _on_last_gradient(self, stage: LayerStage) -> None:
+        average = self._averages.get(stage.stage_index)
+        if average is not None and self._synchronises:
+            average.start()
+
+    def _synchronise(self) -> None:
+        assert self._staged is not None
+        if self._late is not None:
+            self._late.start()
+        for average in self._all_averages():
+            average.after_backward()
+        self._staged.shared.sum_gradients()
+
+    def _all_averages(self) -> list[PartAverage]:
+        return [*self._averages.values(), *([self._late] if self._late is not None else [])]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A window of accumulation goes on."""
+        self._synchronises = False
+        try:
+            if self._buffers is None:
+                yield
+            else:
+                with self._buffers.window():
+                    yield
+        finally:
+            self._synchronises = True
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """One sum over the ranks of the pipeline."""
+        if self._norm is None:
+            return super().gradient_norm(norm_type)
+        return self._norm.total(self.module.parameters(), norm_type)
+
+    def _check_batch(self, batch: Any) -> None:
+        assert self._links is not None
+        if not self._is_checked:
+            self._is_checked = True
+            check_batches(
+                batch,
+                self.setting.run.collectives,
+                self._links.pipeline,
+                self.setting.run.device,
+                doing="are stages of one pipeline",
+            )
+
+    def _describe_once(self) -> None:
+        if self._is_described:
+            return
+        self._is_described = True
+        assert self._staged is not None
+        assert self._links is not None
+        self.setting.announce(build.describe_boundaries(self.setting.run, self._staged, self._links))
+
+    # -- what the last stage says --------------------------------------------------------------------------------------
+
+    def _tell(self, report: _Report | None) -> _Report:
+        assert self._staged is not None
+        told: _Report = self._staged.gather.tell(report, teller=self._staged.cut.positions[-1])
+        return told
+
+    @contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        """A rank that fails inside a schedule closes its connections, so that its neighbours need not wait."""
+        try:
+            yield
+        except BaseException as error:
+            self.setting.run.leave_word(error)
+            if self._links is not None:
+                self._links.close()
+            raise
+
+    # -- evaluation -----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        """Forward of a batch through the stages; the module's step runs on the last one, with the whole batch."""
+        assert self._staged is not None
+        assert self._given is not None
+        staged = self._staged
+        batch = args[0]
+        self._check_batch(batch)
+        _, count = staged.runner.cut(samples_of(batch))
+        parts = split_batch(batch, count)
+        inputs = [pipeline_input(self.module, part.values) for part in parts]
+        with self._closing_on_failure():
+            outputs = staged.runner.forward(parts, inputs if staged.runner.has_first else [()] * len(parts))
+        report = None
+        if staged.runner.last is not None:
+            logs = StepLogs(self.module)
+            samples = samples_of(batch)
+            given = self._given.for_step(step, join(outputs), pipeline_input(self.module, batch))
+            with self._closing_on_failure(), given, logs.collecting(float(samples), samples):
+                result = getattr(self.module, step)(*args, **kwargs)
+            report = _Report(None, logs.combined(), result)
+        told = self._tell(report)
+        replay(self.module, told.logs)
+        return told.result
+
+    def begin_evaluation(self, num_batches: list[int | float]) -> None:
+        """In a fit, bring buffers to the first pipeline's state once."""
+        if self._buffers is not None:
+            self._buffers.sync()
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same stages."""
+        return None if self._links is None else self._links.data.process_group
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        assert self._staged is not None, "the module is wrapped or placed"
+        return self._staged.hooks.state_dict_of(make, keep=self.setting.run.rank == 0)
+
+    def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        assert self._staged is not None
+        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
+        return self._staged.gather.optimizer_state(inner.state_dict(), keep=self.setting.run.rank == 0)
+
+    def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each rank keeps the entries of its stages' parameters."""
+        assert self._staged is not None
+        cut = []
+        for optimizer, state in zip(optimizers, states, strict=False):
+            owners = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+            kept = {i: entries for i, entries in state["state"].items() if self._staged.is_here(owners[i])}
+            cut.append({**state, "state": kept})
+        return cut
+
+    # -- ending ---------------------------------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Close the connections."""
+        if self._links is not None:
+            self._links.close()
+
+    def release(self, *, failed: bool) -> None:
+        """Make the module whole on every rank, unless others may be gone."""
+        clip_as_before(self.setting.precision)
+        for average in self._all_averages():
+            average.release()
+        self._averages, self._late = {}, None
+        self._held = self._norm = self._buffers = self._given = None
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.release(whole=not failed)
+
+    def close(self) -> None:
+        """End lanes and groups."""
+        links, self._links = self._links, None
+        if links is not None:
+            links.close()
+
+    _averages: Mapping[int, PartAverage] = {}  # noqa: RUF012  # replaced, never written to
+    _late: PartAverage | None = None
+
+
+class _TrainingStep:
+    """The module's training step on the micro-batches of one batch."""
+
+    def __init__(
+        self, mode: PipelineMode, parts: list[MicroBatch], rest: tuple[Any, ...], kwargs: dict[str, Any], scale: float
+    ) -> None:
+        assert mode._staged is not None
+        self._mode = mode
+        self._module = mode.module
+        self._parts = parts
+        self._rest = rest
+        self._kwargs = kwargs
+        runner = mode._staged.runner
+        wanted = runner.has_first or runner.last is not None
+        self.inputs = [pipeline_input(mode.module, part.values) if wanted else () for part in parts]
+        self._logs = StepLogs(mode.module)
+        self._losses: list[Tensor] = []
+        self._result: Any = None
+        self._sums = mode.setting.parallel.pipeline.loss_reduction == "sum"
+        self._weights = self._own_weights()
+        self._scales = [scale * share for share in self._shares()] if runner.last is not None else []
+
+    def loss_of(self, output: Any, chunk: int) -> Tensor:
+        """Run the step on a micro-batch; its loss, as it counts in the whole."""
+        part, given = self._parts[chunk], self._mode._given
+        assert given is not None
+        with (
+            given.for_step("training_step", output, self.inputs[chunk]),
+            self._logs.collecting(self._weights[chunk], part.samples),
+            self._mode.setting.run.events.measure("pipeline.loss", micro_batch=chunk),
+        ):
+            result = self._module.training_step(part.values, *self._rest, **self._kwargs)
+        loss = result.get("loss") if isinstance(result, Mapping) else result
+        if not isinstance(loss, Tensor):
+            raise ConfigError(
+                f"{type(self._module).__name__}.training_step returned {type(result).__name__} and no loss; under "
+                "parallel=pipeline no batch can be skipped, since the other stages wait for its gradient: return a loss "
+                "(0 times the output, for one that is not to count)"
+            )
+        self._losses.append(loss.detach())
+        self._result = {} if isinstance(result, Mapping) else None
+        return loss * self._scales[chunk]
+
+    def report(self) -> _Report:
+        """What the others are to know."""
+        losses = torch.stack([loss.double() for loss in self._losses])
+        weights = torch.tensor(self._weights, dtype=torch.float64, device=losses.device)
+        counted = torch.where(weights > 0, losses, 0)  # the mean of nothing is NaN
+        loss = losses.sum() if self._sums else (counted * weights).sum() / weights.sum()
+        return _Report(float(self._over_replicas(loss, weights.sum())), self._logs.combined(), self._result)
+
+    def _own_weights(self) -> list[float]:
+        """How much the loss of each micro-batch counts in the mean."""
+        own = getattr(self._module, "pipeline_weight", None)
+        return [float(own(part.values) if own is not None else part.samples) for part in self._parts]
+
+    def _shares(self) -> list[float]:
+        """The part of each micro-batch's loss in the batch's, such that its mean over pipelines is the global one."""
+        if self._sums:
+            return [1.0] * len(self._parts)
+        total = sum(self._weights)
+        if hasattr(self._module, "pipeline_weight"):
+            total = self._mean_over_replicas(total)
+        if not total:
+            return [0.0] * len(self._parts)
+        return [weight / total for weight in self._weights]
+
+    def _mean_over_replicas(self, value: float) -> float:
+        links, run = self._mode._links, self._mode.setting.run
+        assert links is not None
+        said = torch.tensor([value], dtype=torch.float64, device=run.device)
+        if links.data.size > 1:
+            run.collectives.all_reduce(said, links.data)
+        return float(said) / links.data.size
+
+    def _over_replicas(self, loss: Tensor, weight: Tensor) -> Tensor:
+        """The mean over pipelines; of a loss with weights, by weight."""
+        links, run = self._mode._links, self._mode.setting.run
+        assert links is not None
+        if links.data.size == 1:
+            return loss
+        counted = weight if hasattr(self._module, "pipeline_weight") and not self._sums else torch.ones_like(weight)
+        said = torch.stack([loss * counted, counted])
+        run.collectives.all_reduce(said, links.data)
+        return said[0] / said[1]
