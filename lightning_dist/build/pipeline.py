@@ -76,6 +76,7 @@ def open_stage_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig
         directions = [(ACTIVATION, True), (GRADIENT, False)]
         directions += [(ACTIVATION, False), (GRADIENT, True)] if both_ways else []
         channels = {each: maker.make(pipelines, each[0]) for each in directions}
+        maker.made.clear()  # the channels close them
         return StageLinks(
             layout=layout,
             pipeline=maker.make(pipelines, "pipeline"),

@@ -7,6 +7,7 @@ to the other ranks. The loss that Lightning is given puts the gradients in place
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_dist import build
-from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode
@@ -262,10 +263,19 @@ class PipelineMode(Mode):
         try:
             yield
         except BaseException as error:
-            self.setting.run.leave_word(error)
-            if self._links is not None:
-                self._links.close()
+            if isinstance(error, CollectiveError):
+                clear_frames(error)  # they refer to the connection that failed
+            else:
+                self.setting.run.leave_word(error)
+            self._hang_up()
             raise
+
+    def _hang_up(self) -> None:
+        if self._staged is not None:
+            for stage in self._staged.stages:
+                stage.clear_runtime_states()
+        if self._links is not None:
+            self._links.channels.close()
 
     # -- evaluation -----------------------------------------------------------------------------------------------------
 
@@ -330,8 +340,7 @@ class PipelineMode(Mode):
 
     def abort(self, reason: str) -> None:
         """Close the connections."""
-        if self._links is not None:
-            self._links.close()
+        self._hang_up()
 
     def release(self, *, failed: bool) -> None:
         """Make the module whole on every rank, unless others may be gone."""
@@ -352,6 +361,14 @@ class PipelineMode(Mode):
 
     _averages: Mapping[int, PartAverage] = {}  # noqa: RUF012  # replaced, never written to
     _late: PartAverage | None = None
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go what the frames of an error, and of those behind it, refer to."""
+    behind: BaseException | None = error
+    while behind is not None:
+        traceback.clear_frames(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__
 
 
 class _TrainingStep:

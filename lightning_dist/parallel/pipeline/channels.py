@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_dist.comm.collectives import Collectives, Pending, RankGroup
+from lightning_dist.comm.groups import destroy
 
 ACTIVATION, GRADIENT = "activations", "gradients"
 
@@ -84,14 +85,20 @@ class Channels:
     def __init__(
         self, groups: Mapping[tuple[str, bool], RankGroup], collectives: Collectives, device: torch.device
     ) -> None:
-        self._groups = groups
+        self._groups = dict(groups)
+        self.position = next(iter(groups.values())).index  # this rank's place in the pipeline
         self._collectives = collectives
         self._device = device
 
-    @property
-    def position(self) -> int:
-        """This rank's place in the pipeline."""
-        return next(iter(self._groups.values())).index
+    def close(self) -> None:
+        """Close the connections, so that who waits for this rank is told at once. Safe to call twice.
+
+        They close when nothing refers to their groups any more (torch 2.13: ``abort`` of a group of Gloo's leaves them
+        open), so these are kept nowhere else; messages under way and the frames of an error may still do.
+        """
+        groups = list(self._groups.values())
+        self._groups.clear()
+        destroy(groups)
 
     def send(self, tensors: list[Tensor], *, kind: str, receiver: int, what: str, tag: int) -> Sent:
         """Begin to send; the receiver calls :meth:`receive` with the same kind and tag.

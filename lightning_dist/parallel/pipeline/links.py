@@ -36,17 +36,13 @@ class StageLinks:
     groups: list[RankGroup]
 
     @property
-    def operation(self) -> Callable[[str], AbstractContextManager[None]]:
-        """Opens the seam around an operation of the pipeline's ranks, given its name."""
-        return lambda name: self.collectives.operation(name, self.pipeline)
-
-    @property
     def among_replicas(self) -> Callable[[str], AbstractContextManager[None]]:
-        """The same for the ranks that hold the same stages."""
+        """Opens the seam around an operation of the ranks that hold the same stages, given its name."""
         return lambda name: self.collectives.operation(name, self.data)
 
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""
+        self.channels.close()
         if self.scatter is not None:
             self.scatter.close()
         destroy(self.groups)

@@ -72,7 +72,7 @@ class StagedModel:
             for index in stages_of_position(cut.positions, position)
         )
         self.runner = StageRunner(self.stages, config, links.pipeline, links.collectives)
-        self.gather = StageGather(links.pipeline, links.operation, device)
+        self.gather = StageGather(links.pipeline, links.collectives, device)
         shared = cut.shared()
         self.shared = SharedParameters(
             [(shared[holders], group) for holders, group in shared_groups.items()], links.collectives

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_dist.comm.collectives import RankGroup
+from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.parallel.full_tensors import without_memory
 
 _CHUNK_BYTES = 64 << 20
@@ -21,16 +22,17 @@ class StageGather:
 
     Args:
         pipeline: The ranks of the pipeline, in order.
-        operation: Opens the seam around an operation of them.
+        collectives: The seam.
         device: What the backend takes.
     """
 
-    def __init__(
-        self, pipeline: RankGroup, operation: Callable[[str], AbstractContextManager[None]], device: torch.device
-    ) -> None:
+    def __init__(self, pipeline: RankGroup, collectives: Collectives, device: torch.device) -> None:
         self._pipeline = pipeline
-        self._operation = operation
+        self._collectives = collectives
         self._device = device
+
+    def _operation(self, name: str) -> AbstractContextManager[None]:
+        return self._collectives.operation(name, self._pipeline)
 
     @property
     def position(self) -> int:
@@ -72,12 +74,16 @@ class StageGather:
 
     def tell(self, said: Any, *, teller: int) -> Any:
         """What one rank of the pipeline says to all; collective."""
-        objects = [said]
-        with self._operation("report of the last pipeline stage"):
-            dist.broadcast_object_list(
-                objects, src=self._pipeline.ranks[teller], group=self._pipeline.process_group, device=self._device
-            )
-        return objects[0]
+        source, is_own = self._pipeline.ranks[teller], teller == self.position
+        payload = pickle.dumps(said) if is_own else b""
+        size = torch.tensor([len(payload)], device=self._device)
+        self._collectives.broadcast(size, self._pipeline, source=source)
+        if is_own:
+            values = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(self._device)
+        else:
+            values = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        self._collectives.broadcast(values, self._pipeline, source=source)
+        return said if is_own else pickle.loads(values.cpu().numpy().tobytes())  # of our own rank, not of a file
 
     def optimizer_state(self, state: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
         """An optimizer's ``state_dict()`` with the entries of all stages; collective.
