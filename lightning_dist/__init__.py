@@ -9,6 +9,7 @@ import sys
 
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightning_dist.callbacks import PipelinePicture
 from lightning_dist.config import ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
 from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
@@ -20,6 +21,7 @@ __all__ = [
     "HierDistStrategy",
     "ParallelConfig",
     "PipelineLayer",
+    "PipelinePicture",
     "ProbeConfig",
     "SyncConfig",
     "TopologyConfig",

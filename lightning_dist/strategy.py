@@ -39,8 +39,9 @@ from lightning_dist.config import (
 from lightning_dist.data.agreed import agreed_loader
 from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
-from lightning_dist.modes import Mode, Setting, open_mode
+from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
+from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
 from lightning_dist.rank_strategy import RankStrategy
 from lightning_dist.stopping import StopTogether, detach
@@ -261,6 +262,15 @@ class HierDistStrategy(RankStrategy):
         """Keep gradients local inside, as under accumulation."""
         with self._mode.no_sync() if self._mode is not None else contextlib.nullcontext():
             yield
+
+    def on_train_end(self) -> None:
+        """Let the mode know."""
+        if self._mode is not None:
+            self._mode.end_training()
+
+    def pipeline_report(self) -> PipelineReport | None:
+        """How this rank's pipeline has worked in the present fit; ``None`` where there is none. Every rank calls it."""
+        return self._mode.pipeline_report() if isinstance(self._mode, PipelineMode) else None
 
     def gradient_norm(self, norm_type: float = 2.0) -> torch.Tensor:
         """The norm of all gradients as one vector, alike on all ranks, which all must call it.

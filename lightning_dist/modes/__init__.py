@@ -33,4 +33,4 @@ def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
     return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
 
 
-__all__ = ["MODES", "Mode", "Setting", "open_mode"]
+__all__ = ["MODES", "Mode", "PipelineMode", "Setting", "open_mode"]

@@ -121,6 +121,9 @@ class Mode:
     def end_evaluation(self) -> None:
         """They are over."""
 
+    def end_training(self) -> None:
+        """A fit has trained its last batch."""
+
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse optimizers that would step nothing.
 

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_dist import build
+from lightning_dist.config.pipeline import stages_of_position
 from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
@@ -32,6 +33,7 @@ from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.held_gradients import HeldGradients
 from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, join, samples_of, split_batch
+from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
 from lightning_dist.parallel.pipeline.stage import LayerStage
 from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, pipeline_input, replay
 
@@ -63,7 +65,7 @@ class PipelineMode(Mode):
     _synchronises = True
     _is_checked = False
     _is_described = False
-    _warned_of_small = False
+    _full_cut: tuple[str, int] | None = None  # schedule and micro-batches of the first batch
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
         """Cut the model, and get ready to average."""
@@ -158,12 +160,15 @@ class PipelineMode(Mode):
                 average.before_backward()
             if self._buffers is not None:
                 self._buffers.before_forward()
+            start_ns = setting.run.events.clock_ns()
             with self._closing_on_failure(), staged.aliases.in_place():
                 staged.runner.train(schedule, parts, step.inputs, step.loss_of, self._on_last_gradient)
         if self._synchronises:
             self._synchronise()
         self._held.take()
         report = self._tell(step.report() if staged.runner.last is not None else None)
+        is_full = (schedule, count) == self._full_cut
+        setting.run.events.span(BATCH, start_ns, schedule=schedule, micro_batches=count, full=is_full)
         replay(self.module, report.logs)
         self._describe_once()
         if report.loss is None:
@@ -184,15 +189,17 @@ class PipelineMode(Mode):
     def _cut(self, samples: int) -> tuple[str, int]:
         assert self._staged is not None
         assert self._links is not None
-        schedule, count = self._staged.runner.cut(samples)
+        schedule, count = cut = self._staged.runner.cut(samples)
         config = self.setting.parallel.pipeline
         wanted = config.micro_batches_for(self._links.pipeline.size)
-        if (schedule, count) != (config.schedule, wanted) and not self._warned_of_small:
-            self._warned_of_small = True
-            rank_zero_warn(
-                f"a batch of {samples} samples goes through the pipeline in {count} micro-batches by {schedule}, not "
-                f"in {wanted} by {config.schedule}; results are the same, and ranks idle longer"
-            )
+        if self._full_cut is None:
+            self._full_cut = cut
+            if cut != (config.schedule, wanted) and config.micro_batches is not None:
+                rank_zero_warn(
+                    f"a batch of {samples} samples goes through the pipeline in {count} micro-batches by {schedule}, "
+                    f"not in {wanted} by {config.schedule}: it has too few samples. Results are the same; ranks idle "
+                    "longer. Write a larger batch size, or fewer parallel.pipeline.micro_batches"
+                )
         return schedule, count
 
     def _on_last_gradient(self, stage: LayerStage) -> None:
@@ -249,6 +256,28 @@ class PipelineMode(Mode):
         assert self._staged is not None
         assert self._links is not None
         self.setting.announce(build.describe_boundaries(self.setting.run, self._staged, self._links))
+
+    def end_training(self) -> None:
+        """Say how long ranks idled."""
+        report = self.pipeline_report()
+        if report is not None:
+            rank_zero_info(report.describe())
+
+    def pipeline_report(self) -> PipelineReport | None:
+        """How this rank's pipeline has worked in the present fit; ``None`` before its first batch. Collective."""
+        if self._staged is None or self._links is None or self._full_cut is None:
+            return None
+        staged, pipeline = self._staged, self._links.pipeline
+        schedule, count = self._full_cut
+        positions = staged.cut.positions
+        return make_report(
+            staged.gather.exchange(own_batches(self.setting.run.events.snapshot())),
+            schedule=schedule,
+            orders=staged.runner.orders(schedule, count),
+            stages=[stages_of_position(positions, position) for position in range(pipeline.size)],
+            ranks=pipeline.ranks,
+            micro_batches=count,
+        )
 
     # -- what the last stage says --------------------------------------------------------------------------------------
 

@@ -72,8 +72,23 @@ class Schedule:
 
     def orders(self) -> list[list[Action]]:
         """What each of the pipeline's ranks does, in its order."""
-        by_rank = self._torch.pipeline_order or {}
+        if self.name in ONE_STAGE and isinstance(self._torch, ScheduleGPipe | Schedule1F1B):
+            # torch 2.13 says of 1F1B that the last stage begins with the second micro-batch
+            size = self._torch._num_stages
+            return [one_stage_order(self.name, stage, size, self._count) for stage in range(size)]
+        by_rank = self._torch.pipeline_order
         return [[action for each in by_rank[rank] for action in _actions(each)] for rank in sorted(by_rank)]
+
+
+def one_stage_order(name: str, stage: int, stages: int, micro_batches: int) -> list[Action]:
+    """What the rank of one stage does under ``gpipe`` or ``1f1b``."""
+    ahead = micro_batches if name == "gpipe" else min(micro_batches, stages - stage)
+    order = [Action(FORWARD, stage, chunk) for chunk in range(ahead)]
+    for chunk in range(micro_batches):
+        order.append(Action(BACKWARD, stage, chunk))
+        if ahead + chunk < micro_batches:
+            order.append(Action(FORWARD, stage, ahead + chunk))
+    return order
 
 
 _KINDS = {
