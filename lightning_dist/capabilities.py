@@ -6,6 +6,8 @@ is said. What one group's own values refuse is in its dataclass (:mod:`lightning
 
 from __future__ import annotations
 
+import dataclasses
+
 from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import CombinationError
 
@@ -82,6 +84,12 @@ def _parallel_without_effect(parallel: ParallelConfig, *, device_type: str) -> l
             "how many ranks share a layer; write parallel=tensor, or a size"
             for name in ("plan", "loss_parallel")
             if getattr(parallel.tensor, name) != getattr(defaults.tensor, name)
+        ]
+    if not parallel.stages:
+        said += [
+            f"parallel.pipeline.{field.name} has no effect with parallel.mode={parallel.mode}; write parallel=pipeline"
+            for field in dataclasses.fields(parallel.pipeline)
+            if getattr(parallel.pipeline, field.name) != getattr(defaults.pipeline, field.name)
         ]
     if parallel.shards and parallel.cpu_offload and device_type == "cpu":
         said.append("parallel.cpu_offload has no effect on CPU, where shards live in host memory anyway")

@@ -170,8 +170,8 @@ def describe_stages(run: RunContext, staged: StagedModel, links: StageLinks, par
     size, count = links.pipeline.size, config.micro_batches_for(links.pipeline.size)
     lines = [
         f"hierdist: {describe_ranks(run.cluster)}; {layout.axes.dp_replicate} pipeline"
-        f"{'' if layout.axes.dp_replicate == 1 else 's'} of {size} ranks, schedule {config.schedule}, {count} "
-        f"micro-batches, split by {'hand' if config.split else config.balance}"
+        f"{'' if layout.axes.dp_replicate == 1 else 's'} of {size} ranks, schedule {config.schedule}, up to "
+        f"{count} micro-batches, split by {'hand' if config.split else config.balance}"
     ]
     for stage in range(len(cut.counts)):
         layers = cut.layers_of(stage)
