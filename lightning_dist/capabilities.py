@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
 
-def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig) -> None:
+def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, recompute: RecomputeConfig) -> None:
     """Refuse groups that cannot work together, whatever the cluster; before any process starts.
 
     Raises:
@@ -23,6 +24,13 @@ def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig) -> N
         raise CombinationError(
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
+        )
+    schedule = parallel.pipeline.schedule
+    if parallel.stages and schedule in SPLIT_BACKWARD and recompute.mode == "selective":
+        raise CombinationError(
+            f"recompute=selective with parallel.pipeline.schedule={schedule}, which walks each block twice in "
+            "backward, and torch's selective checkpoints once: write recompute=full, or "
+            "parallel.pipeline.schedule=interleaved_1f1b"
         )
 
 

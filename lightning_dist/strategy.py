@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_dist import build
-from lightning_dist.capabilities import without_effect
+from lightning_dist.capabilities import refuse_combinations, without_effect
 from lightning_dist.comm.agreement import DelayedVote
 from lightning_dist.config import (
     PARALLEL_PRESETS,
@@ -103,10 +103,13 @@ class HierDistStrategy(RankStrategy):
         sync_config = resolve("sync", sync, SyncConfig, SYNC_PRESETS)
         if timeout is not None:
             sync_config = dataclasses.replace(sync_config, timeout_s=timeout.total_seconds())
+        topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
+        self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
+        refuse_combinations(parallel_config, topology_config, self.recompute_config)
         super().__init__(
             parallel_config,
             sync_config,
-            resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS),
+            topology_config,
             process_group_backend=process_group_backend,
             start_method=start_method,
             accelerator=accelerator,
@@ -115,7 +118,6 @@ class HierDistStrategy(RankStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
         self._forward_redirection = _DDPForwardRedirection()
         self._layer_sync_applied = False
         self._failed = False

@@ -253,7 +253,7 @@ def _timed(module: nn.Module, model: LayeredModel, device: torch.device) -> list
                 result = as_tuple(layer.call(*given))
                 roots = [r for r in result if isinstance(r, torch.Tensor) and r.requires_grad]
                 if roots:
-                    wanted = [p for m in layer.modules for p in m.parameters() if p.requires_grad]
+                    wanted: list[torch.Tensor] = [p for m in layer.modules for p in m.parameters() if p.requires_grad]
                     wanted += [value for value in given if value.requires_grad]
                     torch.autograd.grad([r.sum() for r in roots], wanted, allow_unused=True)
                 best[index] = min(best[index], _now(device) - start)
@@ -267,9 +267,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _shared_groups(
-    cut: Cut, links: StageLinks, run: RunContext, sync: SyncConfig
-) -> dict[tuple[int, ...], RankGroup]:
+def _shared_groups(cut: Cut, links: StageLinks, run: RunContext, sync: SyncConfig) -> dict[tuple[int, ...], RankGroup]:
     """A group for each set of ranks that hold parameters together; every rank makes those of all pipelines."""
     found = {}
     for holders in cut.shared():

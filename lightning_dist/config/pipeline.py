@@ -14,7 +14,8 @@ STAGE_BALANCES = ("parameters", "time")
 STAGE_PLACEMENTS = ("auto", "rank_order")
 LOSS_REDUCTIONS = ("mean", "sum")
 
-_ONE_STAGE = ("gpipe", "1f1b")
+SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")  # schedules whose backward comes in two parts
+ONE_STAGE = ("gpipe", "1f1b")  # those with one stage a rank
 _TWO_STAGES = ("zbv", "dualpipev")
 _LISTED = 5  # numbers of micro-batches that an error lists
 
@@ -78,7 +79,7 @@ class PipelineConfig:
         """Stages each rank has."""
         if self.virtual_stages is not None:
             return self.virtual_stages
-        return 1 if self.schedule in _ONE_STAGE else 2
+        return 1 if self.schedule in ONE_STAGE else 2
 
     def micro_batches_for(self, size: int) -> int:
         """Micro-batches of a full batch, for a pipeline of ``size`` ranks."""
@@ -106,8 +107,9 @@ class PipelineConfig:
         listed = ", ".join(f"{n} (idle {self._idle(size, n):.0%})" for n in near)
         raise CombinationError(
             f"parallel.pipeline.micro_batches={count} does not work with parallel.pipeline.schedule={self.schedule} on "
-            f"{size} ranks, which would idle for {self._idle(size, count):.0%} of a step; {_rule(self.schedule, size)}. "
-            f"Write one of {listed}, or parallel.pipeline.schedule=gpipe, which takes any number"
+            f"{size} ranks, which would idle for {self._idle(size, count):.0%} of a step; "
+            f"{_rule(self.schedule, size)}. Write one of {listed}, or "
+            "parallel.pipeline.schedule=gpipe, which takes any number"
         )
 
     def _idle(self, size: int, count: int) -> float:
@@ -116,7 +118,7 @@ class PipelineConfig:
     def _check_stages(self) -> None:
         """Refuse a number of stages a rank that the schedule does not take."""
         count, schedule = self.stages_per_rank, self.schedule
-        if schedule in _ONE_STAGE and count != 1:
+        if schedule in ONE_STAGE and count != 1:
             raise CombinationError(
                 f"parallel.pipeline.virtual_stages={count} does not work with parallel.pipeline.schedule={schedule}, "
                 "which has one stage a rank; write parallel.pipeline.schedule=interleaved_1f1b"

@@ -1,8 +1,8 @@
 """``parallel=pipeline``: ranks have some of the layers each, and a batch goes through them in micro-batches.
 
-The schedule runs forward and backward together, inside ``training_step``. The module's own step runs on the rank of the
-last stage, once a micro-batch, and gets the pipeline's output where it calls the model; what it logs and returns is told
-to the other ranks. The loss that Lightning is given puts the gradients in place when Lightning calls backward.
+The schedule runs forward and backward together, inside ``training_step``. The module's own step runs on the rank of
+the last stage, once a micro-batch, and gets the pipeline's output where it calls the model; what it logs and returns is
+told to the other ranks. The loss that Lightning is given puts the gradients in place when Lightning calls backward.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_dist import build
 from lightning_dist.config.pipeline import stages_of_position
@@ -27,30 +26,16 @@ from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode
+from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport
 from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.held_gradients import HeldGradients
-from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, join, samples_of, split_batch
+from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, split_batch
 from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
 from lightning_dist.parallel.pipeline.stage import LayerStage
-from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, pipeline_input, replay
-
-
-@dataclass
-class _Report:
-    """What the rank of the last stage tells the others of a step.
-
-    Attributes:
-        loss: Of the whole batch.
-        logs: What the step logged.
-        result: What it returned.
-    """
-
-    loss: float | None
-    logs: Mapping[str, Logged]
-    result: Any = None
+from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, pipeline_input, replay
 
 
 class PipelineMode(Mode):
@@ -141,13 +126,14 @@ class PipelineMode(Mode):
                     "parallel=ddp"
                 )
 
-    # -- training -----------------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------------------
 
     def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Forward and backward of a batch through the stages."""
         assert self._staged is not None
         assert self._links is not None
         assert self._held is not None
+        assert self._given is not None
         staged, setting = self._staged, self.setting
         batch, rest = args[0], args[1:]
         self._check_batch(batch)
@@ -155,7 +141,18 @@ class PipelineMode(Mode):
         with setting.precision.train_step_context():
             schedule, count = self._cut(samples_of(batch))
             parts = split_batch(batch, count)
-            step = _TrainingStep(self, parts, rest, kwargs, 1 / accumulation)
+            step = PipelinedStep(
+                self.module,
+                parts,
+                rest,
+                kwargs,
+                run=setting.run,
+                staged=staged,
+                links=self._links,
+                given=self._given,
+                scale=1 / accumulation,
+                sums=setting.parallel.pipeline.loss_reduction == "sum",
+            )
             for average in self._all_averages():
                 average.before_backward()
             if self._buffers is not None:
@@ -281,9 +278,9 @@ class PipelineMode(Mode):
 
     # -- what the last stage says --------------------------------------------------------------------------------------
 
-    def _tell(self, report: _Report | None) -> _Report:
+    def _tell(self, report: StepReport | None) -> StepReport:
         assert self._staged is not None
-        told: _Report = self._staged.gather.tell(report, teller=self._staged.cut.positions[-1])
+        told: StepReport = self._staged.gather.tell(report, teller=self._staged.cut.positions[-1])
         return told
 
     @contextmanager
@@ -306,7 +303,7 @@ class PipelineMode(Mode):
         if self._links is not None:
             self._links.channels.close()
 
-    # -- evaluation -----------------------------------------------------------------------------------------------------
+    # -- evaluation ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, step: str, *args: Any, **kwargs: Any) -> Any:
         """Forward of a batch through the stages; the module's step runs on the last one, with the whole batch."""
@@ -327,7 +324,7 @@ class PipelineMode(Mode):
             given = self._given.for_step(step, join(outputs), pipeline_input(self.module, batch))
             with self._closing_on_failure(), given, logs.collecting(float(samples), samples):
                 result = getattr(self.module, step)(*args, **kwargs)
-            report = _Report(None, logs.combined(), result)
+            report = StepReport(None, logs.combined(), result)
         told = self._tell(report)
         replay(self.module, told.logs)
         return told.result
@@ -342,7 +339,7 @@ class PipelineMode(Mode):
         """The ranks that hold the same stages."""
         return None if self._links is None else self._links.data.process_group
 
-    # -- checkpoints ----------------------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Values on rank 0 only."""
@@ -365,7 +362,7 @@ class PipelineMode(Mode):
             cut.append({**state, "state": kept})
         return cut
 
-    # -- ending ---------------------------------------------------------------------------------------------------------
+    # -- ending --------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
         """Close the connections."""
@@ -388,7 +385,7 @@ class PipelineMode(Mode):
         if links is not None:
             links.close()
 
-    _averages: Mapping[int, PartAverage] = {}  # noqa: RUF012  # replaced, never written to
+    _averages: Mapping[int, PartAverage] = {}  # replaced, never written to
     _late: PartAverage | None = None
 
 
@@ -398,90 +395,3 @@ def clear_frames(error: BaseException) -> None:
     while behind is not None:
         traceback.clear_frames(behind.__traceback__)
         behind = behind.__cause__ or behind.__context__
-
-
-class _TrainingStep:
-    """The module's training step on the micro-batches of one batch."""
-
-    def __init__(
-        self, mode: PipelineMode, parts: list[MicroBatch], rest: tuple[Any, ...], kwargs: dict[str, Any], scale: float
-    ) -> None:
-        assert mode._staged is not None
-        self._mode = mode
-        self._module = mode.module
-        self._parts = parts
-        self._rest = rest
-        self._kwargs = kwargs
-        runner = mode._staged.runner
-        wanted = runner.has_first or runner.last is not None
-        self.inputs = [pipeline_input(mode.module, part.values) if wanted else () for part in parts]
-        self._logs = StepLogs(mode.module)
-        self._losses: list[Tensor] = []
-        self._result: Any = None
-        self._sums = mode.setting.parallel.pipeline.loss_reduction == "sum"
-        self._weights = self._own_weights()
-        self._scales = [scale * share for share in self._shares()] if runner.last is not None else []
-
-    def loss_of(self, output: Any, chunk: int) -> Tensor:
-        """Run the step on a micro-batch; its loss, as it counts in the whole."""
-        part, given = self._parts[chunk], self._mode._given
-        assert given is not None
-        with (
-            given.for_step("training_step", output, self.inputs[chunk]),
-            self._logs.collecting(self._weights[chunk], part.samples),
-            self._mode.setting.run.events.measure("pipeline.loss", micro_batch=chunk),
-        ):
-            result = self._module.training_step(part.values, *self._rest, **self._kwargs)
-        loss = result.get("loss") if isinstance(result, Mapping) else result
-        if not isinstance(loss, Tensor):
-            raise ConfigError(
-                f"{type(self._module).__name__}.training_step returned {type(result).__name__} and no loss; under "
-                "parallel=pipeline no batch can be skipped, since the other stages wait for its gradient: return a loss "
-                "(0 times the output, for one that is not to count)"
-            )
-        self._losses.append(loss.detach())
-        self._result = {} if isinstance(result, Mapping) else None
-        return loss * self._scales[chunk]
-
-    def report(self) -> _Report:
-        """What the others are to know."""
-        losses = torch.stack([loss.double() for loss in self._losses])
-        weights = torch.tensor(self._weights, dtype=torch.float64, device=losses.device)
-        counted = torch.where(weights > 0, losses, 0)  # the mean of nothing is NaN
-        loss = losses.sum() if self._sums else (counted * weights).sum() / weights.sum()
-        return _Report(float(self._over_replicas(loss, weights.sum())), self._logs.combined(), self._result)
-
-    def _own_weights(self) -> list[float]:
-        """How much the loss of each micro-batch counts in the mean."""
-        own = getattr(self._module, "pipeline_weight", None)
-        return [float(own(part.values) if own is not None else part.samples) for part in self._parts]
-
-    def _shares(self) -> list[float]:
-        """The part of each micro-batch's loss in the batch's, such that its mean over pipelines is the global one."""
-        if self._sums:
-            return [1.0] * len(self._parts)
-        total = sum(self._weights)
-        if hasattr(self._module, "pipeline_weight"):
-            total = self._mean_over_replicas(total)
-        if not total:
-            return [0.0] * len(self._parts)
-        return [weight / total for weight in self._weights]
-
-    def _mean_over_replicas(self, value: float) -> float:
-        links, run = self._mode._links, self._mode.setting.run
-        assert links is not None
-        said = torch.tensor([value], dtype=torch.float64, device=run.device)
-        if links.data.size > 1:
-            run.collectives.all_reduce(said, links.data)
-        return float(said) / links.data.size
-
-    def _over_replicas(self, loss: Tensor, weight: Tensor) -> Tensor:
-        """The mean over pipelines; of a loss with weights, by weight."""
-        links, run = self._mode._links, self._mode.setting.run
-        assert links is not None
-        if links.data.size == 1:
-            return loss
-        counted = weight if hasattr(self._module, "pipeline_weight") and not self._sums else torch.ones_like(weight)
-        said = torch.stack([loss * counted, counted])
-        run.collectives.all_reduce(said, links.data)
-        return said[0] / said[1]

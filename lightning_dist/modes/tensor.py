@@ -17,8 +17,8 @@ from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.modes.averaged import AveragedMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.sharded import ShardedMode
-from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.batches import check_batches
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.tensor.wrapped import SplitModule
 
 

@@ -13,9 +13,7 @@ from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.errors import ConfigError
 
 
-def check_batches(
-    batch: Any, collectives: Collectives, group: RankGroup, device: torch.device, *, doing: str
-) -> None:
+def check_batches(batch: Any, collectives: Collectives, group: RankGroup, device: torch.device, *, doing: str) -> None:
     """Compare a batch over the ranks that must read the same; collective inside the group.
 
     Args:

@@ -1,4 +1,4 @@
-"""Hooks by which ``state_dict`` and ``load_state_dict`` of a module, and of the modules in it, speak of whole tensors."""
+"""Hooks by which ``state_dict`` and ``load_state_dict`` of a module, and of those in it, speak of whole tensors."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ def odd_net() -> nn.Sequential:
     """Nine layers; no size divides another."""
     sizes = (7, 13, 5, 11, 3)
     act = nn.Tanh()  # one object, used four times: it holds nothing
-    pairs = [(nn.Linear(a, b), act) for a, b in zip(sizes, sizes[1:], strict=False)]
+    pairs = [(nn.Linear(a, b), act) for a, b in itertools.pairwise(sizes)]
     return nn.Sequential(*(layer for pair in pairs for layer in pair), nn.Linear(3, 3))
 
 
@@ -99,7 +100,9 @@ def make_batches(model: str, count: int, *, seed: int, size: int) -> list[Any]:
     if model in TEXT:
         shape = (size, TIME + 1)
         return [torch.randint(VOCABULARY, shape, generator=generator) for _ in range(count)]
-    return [(torch.randn(size, 7, generator=generator), torch.randn(size, 3, generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(size, 7, generator=generator), torch.randn(size, 3, generator=generator)) for _ in range(count)
+    ]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,10 @@ CASES = {
     "frozen-zero_bubble-2": ("2", StageCase("frozen", pipeline=pipe("interleaved_zero_bubble"))),
     "streams-2": ("2", StageCase("streams", pipeline=pipe(), size=5)),
     "streams-zbv": ("2", StageCase("streams", pipeline=pipe("zbv"))),
-    "cyclic-4": ("cyclic", StageCase(pipeline=pipe(size=4), trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"})),
+    "cyclic-4": (
+        "cyclic",
+        StageCase(pipeline=pipe(size=4), trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}),
+    ),
     "3+1": ("3+1", StageCase(pipeline=pipe(size=2), accumulation=3)),
     "by_hand-2": ("2", StageCase(pipeline=pipe(split=[7, 2]))),
 }

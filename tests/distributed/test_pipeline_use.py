@@ -266,7 +266,7 @@ def test_what_cannot_work_is_refused_by_name(
 
 def expect(context: RankContext, case: StageCase, arguments: dict[str, Any], kind: type[Exception], said: str) -> None:
     """Each rank either says it, or that the other did."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # of two kinds
+    with pytest.raises(Exception) as caught:  # of two kinds
         fit(context, case, arguments)
     assert said in str(caught.value), repr(caught.value)
     if context.rank == 1 or "Collective" not in type(caught.value).__name__:

@@ -1,4 +1,4 @@
-"""A stage of a pipeline that fails, dies or stops: every rank ends, by an error that names stage, micro-batch and rank."""
+"""A stage of a pipeline that fails, dies or stops: all ranks end, and are told of stage, micro-batch and rank."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def train(context: RankContext, stage: int, phase: str, kind: str) -> dict[str, 
     """How this rank's fit ended."""
     case = StageCase(pipeline={"size": 4, "micro_batches": 4, "split": [1, 1, 1, 2]})
     module = Tripping(case, stage, phase, kind)
-    strategy = strategy_of(
-        parallel={"mode": "pipeline", "pipeline": case.pipeline}, sync={"timeout_s": TIMEOUT_S}
-    )
+    strategy = strategy_of(parallel={"mode": "pipeline", "pipeline": case.pipeline}, sync={"timeout_s": TIMEOUT_S})
     trainer = trainer_on_pool(context, strategy, limit_val_batches=0)
     start_s = time.monotonic()
     try:

@@ -1,10 +1,10 @@
 """What travels between the stages of a pipeline: activations one way, their gradients the other.
 
 Note [Four groups]
-    A backend may run the messages between two ranks in the order in which they were posted (NCCL does, on one stream for each
-    pair of a group). Rank A posts "send activation, receive gradient", rank B "send gradient, receive activation": with
-    one group each waits for the other. So each kind of message has a group of its own, and so has, where a rank has
-    several stages, each direction between two ranks.
+    A backend may run the messages between two ranks in the order in which they were posted (NCCL does, on one stream
+    for each pair of a group). Rank A posts "send activation, receive gradient", rank B "send gradient, receive
+    activation": with one group each waits for the other. So each kind of message has a group of its own, and so has,
+    where a rank has several stages, each direction between two ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gradients that exist before their backward: the schedule makes them while the step runs, and they wait for it.
 
-Lightning calls ``training_step``, then zeroes gradients, then calls ``backward`` with the loss. The loss that a pipeline
-gives it puts the gradients in place.
+Lightning calls ``training_step``, then zeroes gradients, then calls ``backward`` with the loss. The loss that a
+pipeline gives it puts the gradients in place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HeldGradients:
             scale: What the gradients have been multiplied by already; a backward that wants another is refused.
         """
         anchor = torch.zeros((), device=value.device, requires_grad=True)
-        result: Tensor = _PutBack.apply(anchor, value, self, scale)
+        result: Tensor = _PutBack.apply(anchor, value, self, scale)  # type: ignore[no-untyped-call]  # torch's
         return result
 
 
@@ -66,7 +66,7 @@ class _PutBack(torch.autograd.Function):
         return value.detach().clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]  # torch's
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
         wanted = float(gradient)
         if abs(wanted - ctx.scale) > _TOLERANCE * ctx.scale:

@@ -1,8 +1,8 @@
 """What a model says of how it can be cut: its layers in order, each a module or a function of some.
 
 A LightningModule says it by ``pipeline_layers``: a method that returns the list, or a dotted path to a Sequential or
-ModuleList, or an attribute with that path. What is in no layer (a parameter of the loss) belongs to the last stage, where the
-module's own steps run.
+ModuleList, or an attribute with that path. What is in no layer (a parameter of the loss) belongs to the last stage,
+where the module's own steps run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def find_layers(model: nn.Module, path: str | None) -> LayeredModel:
     Raises:
         ConfigError: It does not say, or not rightly; the message says what to write.
     """
-    said = path if path is not None else getattr(model, "pipeline_layers", None)
+    said: Any = path if path is not None else getattr(model, "pipeline_layers", None)
     if callable(said) and not isinstance(said, nn.Module):
         said = said()
     if said is None:
@@ -88,16 +88,12 @@ def find_layers(model: nn.Module, path: str | None) -> LayeredModel:
             "pipeline_layers(self) that returns its layers in order (modules, or PipelineLayer(function, *modules)), "
             "or the path of an nn.Sequential that holds them all, as parallel.pipeline.layers=model.blocks"
         )
-    container = None
-    if isinstance(said, str):
-        container = _container(model, said)
-        said = list(container)
-    elif isinstance(said, nn.Sequential | nn.ModuleList):
-        container, said = said, list(said)
+    container = _container(model, said) if isinstance(said, str) else said
+    said = list(container)
     names = {id(module): name for name, module in model.named_modules()}
     layers = tuple(_layer(model, item, names) for item in said)
     _check_once(layers)
-    if container is not None and has_forward(container):
+    if isinstance(container, nn.Sequential | nn.ModuleList) and has_forward(container):
         return LayeredModel(layers, container, names[id(container)])
     root_name = _common_parent([names[id(module)] for layer in layers for module in layer.modules])
     return LayeredModel(layers, model.get_submodule(root_name), root_name)

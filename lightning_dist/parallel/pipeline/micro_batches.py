@@ -71,7 +71,7 @@ def signature_of(values: Any) -> Signature:
 
 
 def join(values: Sequence[Any]) -> Any:
-    """Put parts together again that are nested alike: tensors along their first dim, what else there is from the first."""
+    """Put parts together that are nested alike: tensors along their first dim, what else there is from the first."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(list(values)) if first.dim() else torch.stack(list(values)).mean(0)

@@ -1,4 +1,4 @@
-"""A picture of a schedule as it ran: one row a rank, a box for each piece of work; one HTML file that needs no other."""
+"""A picture of a schedule as it ran: one row a rank, a box for each piece of work; one HTML file without others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _WIDTH, _ROW, _LABEL, _TOP = 1100, 34, 130, 24
 
 _STYLE = (
     "body{font-family:system-ui,sans-serif;margin:2em;color:#222}table{border-collapse:collapse}"
-    "td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}"
+    "td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}"
+    "td:first-child,th:first-child{text-align:left}"
     "svg text{font-size:11px;fill:#222}.n{fill:#fff;font-size:9px;text-anchor:middle}"
     ".key{display:inline-block;width:1em;height:1em;margin:0 .4em 0 1.2em;vertical-align:-.15em}"
 )
@@ -37,9 +38,10 @@ def draw(report: PipelineReport) -> str:
         if any(slot.action.kind == kind for row in report.typical.rows for slot in row)
     )
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1><p>A typical step of {report.typical.length_s * 1e3:.1f} ms; white is idle. Numbers are "
-        f"micro-batches.{keys}</p>{_svg(report)}<h2>Idle share</h2><table><tr><th>of</th><th>idle</th></tr>{rows}"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>A typical step of "
+        f"{report.typical.length_s * 1e3:.1f} ms; white is idle. Numbers are micro-batches.{keys}</p>{_svg(report)}"
+        f"<h2>Idle share</h2><table><tr><th>of</th><th>idle</th></tr>{rows}"
         f"<tr><td>mean</td><td>{report.idle_share:.1%}</td></tr>"
         f"<tr><td>formula (P-1)/(VM+P-1)</td><td>{report.formula:.1%}</td></tr>"
         f"<tr><td>the schedule's order with the measured times</td><td>{report.predicted:.1%}</td></tr></table>"

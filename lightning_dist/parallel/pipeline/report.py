@@ -1,7 +1,7 @@
 """How a pipeline has worked: what each rank did when, how long it idled, and how long it would have had to; pure.
 
-Clocks of different hosts do not agree. All ranks hear the report of the last stage at the same moment, up to a message's
-latency, so that every rank gives its times relative to it.
+Clocks of different hosts do not agree. All ranks hear the report of the last stage at the same moment, up to a
+message's latency, so that every rank gives its times relative to it.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.config.pipeline import PipelineConfig, for_batch
+from lightning_dist.config.pipeline import ONE_STAGE, PipelineConfig, for_batch
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.pipeline.channels import Boundary
 from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, Signature
-from lightning_dist.parallel.pipeline.schedules import ONE_STAGE, LossOf, Schedule
+from lightning_dist.parallel.pipeline.schedules import LossOf, Schedule
 from lightning_dist.parallel.pipeline.stage import LayerStage, as_tuple, describe, kind_of
 from lightning_dist.parallel.pipeline.timeline import Action
 
@@ -103,7 +103,9 @@ class StageRunner:
         outputs: list[Any] = []
         for number, stage in enumerate(self.stages):
             stage.clear_runtime_states()
-            stage.begin([each[number][0] for each in boundaries], [each[number][1] for each in boundaries], trains=False)
+            stage.begin(
+                [each[number][0] for each in boundaries], [each[number][1] for each in boundaries], trains=False
+            )
         for number, stage in enumerate(self.stages):
             following = self.stages[number + 1] if number + 1 < len(self.stages) else None
             is_next_here = following is not None and following.stage_index == stage.stage_index + 1
@@ -134,7 +136,7 @@ class StageRunner:
         assert self._loss_of is not None, "only while a batch runs"
         return self._loss_of(output, chunk)
 
-    # -- what crosses the boundaries ------------------------------------------------------------------------------------
+    # -- what crosses the boundaries -----------------------------------------------------------------------------------
 
     def _survey(self, parts: Sequence[MicroBatch], inputs: Inputs) -> list[list[tuple[Boundary, Boundary]]]:
         """For each micro-batch and stage here, what comes and what goes; found out once for each shape of a batch."""

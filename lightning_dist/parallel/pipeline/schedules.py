@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import ScheduleDualPipeV, _PipelineSchedule
 
+from lightning_dist.config.pipeline import ONE_STAGE, SPLIT_BACKWARD
 from lightning_dist.parallel.pipeline.stage import LayerStage
 from lightning_dist.parallel.pipeline.timeline import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action
 
@@ -27,8 +30,6 @@ SCHEDULES: dict[str, type[_PipelineSchedule]] = {
     "zbv": ScheduleZBVZeroBubble,
     "dualpipev": ScheduleDualPipeV,
 }
-SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv", "dualpipev")
-ONE_STAGE = ("gpipe", "1f1b")
 
 LossOf = Callable[[Any, int], Tensor]
 """The loss of the last stage's output for a micro-batch, as it counts in the whole."""
@@ -68,7 +69,8 @@ class Schedule:
         Args:
             inputs: Of each micro-batch, for the first stage; empty tuples on other ranks.
         """
-        self._torch._step_microbatches(list(inputs), None, list(range(self._count)))
+        with _quiet():
+            self._torch._step_microbatches(list(inputs), None, list(range(self._count)))
 
     def orders(self) -> list[list[Action]]:
         """What each of the pipeline's ranks does, in its order."""
@@ -78,6 +80,18 @@ class Schedule:
             return [one_stage_order(self.name, stage, size, self._count) for stage in range(size)]
         by_rank = self._torch.pipeline_order
         return [[action for each in by_rank[rank] for action in _actions(each)] for rank in sorted(by_rank)]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Where a stage fails, torch logs the whole schedule on each rank; the error says where it was."""
+    logger = logging.getLogger("torch.distributed.pipelining.schedules")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def one_stage_order(name: str, stage: int, stages: int, micro_batches: int) -> list[Action]:

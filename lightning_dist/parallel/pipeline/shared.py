@@ -31,9 +31,7 @@ class SharedParameters:
         collectives: The seam.
     """
 
-    def __init__(
-        self, groups: Sequence[tuple[Sequence[nn.Parameter], RankGroup]], collectives: Collectives
-    ) -> None:
+    def __init__(self, groups: Sequence[tuple[Sequence[nn.Parameter], RankGroup]], collectives: Collectives) -> None:
         self._groups = groups
         self._collectives = collectives
 

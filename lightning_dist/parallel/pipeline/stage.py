@@ -20,7 +20,15 @@ from torch.distributed.pipelining._backward import stage_backward, stage_backwar
 
 from lightning_dist.errors import CollectiveError, ConfigError
 from lightning_dist.events import EventStream
-from lightning_dist.parallel.pipeline.channels import ACTIVATION, GRADIENT, Arriving, Boundary, Channels, Sent, TensorKind
+from lightning_dist.parallel.pipeline.channels import (
+    ACTIVATION,
+    GRADIENT,
+    Arriving,
+    Boundary,
+    Channels,
+    Sent,
+    TensorKind,
+)
 from lightning_dist.parallel.pipeline.layers import Layer
 from lightning_dist.parallel.pipeline.timeline import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 
@@ -126,7 +134,7 @@ class LayerStage:
         """Whether it gives the model's output."""
         return self.stage_index == self.num_stages - 1
 
-    # -- one batch ----------------------------------------------------------------------------------------------------
+    # -- one batch -----------------------------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -164,9 +172,9 @@ class LayerStage:
     def clear_runtime_states(self) -> None:
         """Forget a batch, finished or not."""
         for state in (self._arriving, self._handed, self._sent, self._kept, self._split, self._input_gradients):
-            state.clear()  # type: ignore[attr-defined]  # lists and dicts alike
+            state.clear()
 
-    # -- messages: the schedule asks for operations, and gets none ------------------------------------------------------
+    # -- messages: the schedule asks for operations, and gets none -----------------------------------------------------
 
     def get_fwd_recv_ops(self, chunk: int) -> list[Any]:
         """Begin to receive an input."""
@@ -235,7 +243,7 @@ class LayerStage:
         """Take the gradients of an output from a stage of this rank."""
         self._handed[GRADIENT, chunk] = gradients
 
-    # -- work -----------------------------------------------------------------------------------------------------------
+    # -- work ----------------------------------------------------------------------------------------------------------
 
     def forward_one_chunk(
         self, chunk: int, args: tuple[Any, ...], kwargs: Any = None, save_forward_output: bool = True
@@ -264,6 +272,7 @@ class LayerStage:
             return
         outputs, inputs = self._kept.pop(chunk)
         gradients: tuple[Tensor | None, ...] | None = None
+        found: tuple[Tensor | None, ...] = ()
         if not self.is_last:
             outputs, gradients = self._with_their_gradients(outputs, self._arrived(GRADIENT, chunk))
         with self._working(BACKWARD if full_backward else BACKWARD_INPUT, chunk), self._outside_autocast():
@@ -273,7 +282,6 @@ class LayerStage:
             elif full_backward:
                 found = stage_backward(loss if self.is_last else outputs, gradients, list(inputs))
             elif self.is_first:  # nothing before it waits: all of it is the second part's
-                found = ()
                 self._split[chunk] = (outputs, gradients, inputs, None)
             else:
                 roots = [loss] if self.is_last else list(outputs)
@@ -347,10 +355,13 @@ class LayerStage:
                 yield
         except CollectiveError:
             raise
-        except Exception as error:
+        except Exception as raised:
+            error = _users_own(raised)
             said = f"{self._where}: the {kind.replace('_', ' ')} of micro-batch {chunk} in stage {self.stage_index}"
             self._failed(error, said)
-            raise
+            if error is raised:
+                raise
+            raise error from None
 
     def _outside_autocast(self) -> torch.autocast:
         """Backward runs in the types that forward chose."""
@@ -361,6 +372,12 @@ class LayerStage:
 
     def _tag(self, receiving: int, chunk: int) -> int:
         return chunk * self.num_stages + receiving
+
+
+def _users_own(error: Exception) -> Exception:
+    """What torch's functions for a stage's backward have wrapped in an error of theirs that lists tensors."""
+    cause = error.__cause__
+    return cause if "Failed to run stage backward" in str(error) and isinstance(cause, Exception) else error
 
 
 def kind_of(value: Any) -> TensorKind | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -137,6 +138,4 @@ def crossings(hosts: Sequence[str], positions: Sequence[int]) -> int:
         hosts: Of each of the pipeline's ranks.
         positions: Which of them has each stage.
     """
-    return sum(hosts[a] != hosts[b] for a, b in zip(positions, positions[1:], strict=False))
-
-
+    return sum(hosts[a] != hosts[b] for a, b in itertools.pairwise(positions))

@@ -92,7 +92,8 @@ def predict(orders: Sequence[Sequence[Action]], seconds: Mapping[tuple[str, int]
                 left -= 1
                 moved = True
         if not moved:
-            raise ValueError(f"the orders wait for each other: {[o[p] for o, p in zip(orders, position) if p < len(o)]}")
+            stuck = [order[at] for order, at in zip(orders, position, strict=True) if at < len(order)]
+            raise ValueError(f"the orders wait for each other: {stuck}")
     return Timeline(tuple(map(tuple, rows)), max(free_at))
 
 

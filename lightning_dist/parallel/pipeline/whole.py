@@ -83,7 +83,7 @@ class StageGather:
         else:
             values = torch.empty(int(size), dtype=torch.uint8, device=self._device)
         self._collectives.broadcast(values, self._pipeline, source=source)
-        return said if is_own else pickle.loads(values.cpu().numpy().tobytes())  # of our own rank, not of a file
+        return said if is_own else pickle.loads(values.cpu().numpy().tobytes())  # noqa: S301  # a rank of this run's
 
     def optimizer_state(self, state: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
         """An optimizer's ``state_dict()`` with the entries of all stages; collective.

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_dist.config import PIPELINE_SCHEDULES, PipelineConfig
-from lightning_dist.config.pipeline import for_batch, position_of_stage, stages_of_position, takes
+from lightning_dist.config.pipeline import SPLIT_BACKWARD, for_batch, position_of_stage, stages_of_position, takes
 from lightning_dist.errors import CombinationError, ConfigError, UnknownOptionError
 from lightning_dist.laws import pipeline_bubble
-from lightning_dist.parallel.pipeline.schedules import SPLIT_BACKWARD, Schedule, one_stage_order
+from lightning_dist.parallel.pipeline.schedules import Schedule, one_stage_order
 from lightning_dist.parallel.pipeline.timeline import (
     BACKWARD,
     BACKWARD_INPUT,

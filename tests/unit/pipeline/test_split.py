@@ -39,7 +39,14 @@ def test_no_other_split_has_a_cheaper_dearest_stage(seed: int) -> None:
 
 def test_of_equally_good_splits_the_most_even_is_taken() -> None:
     assert split_evenly([9.0, 1.0, 1.0, 1.0, 1.0], 3) == (1, 2, 2)
-    assert split_evenly([1.0] * 10, 4) in {(2, 3, 3, 2), (3, 2, 2, 3), (3, 3, 2, 2), (2, 2, 3, 3), (2, 3, 2, 3), (3, 2, 3, 2)}
+    assert split_evenly([1.0] * 10, 4) in {
+        (2, 3, 3, 2),
+        (3, 2, 2, 3),
+        (3, 3, 2, 2),
+        (2, 2, 3, 3),
+        (2, 3, 2, 3),
+        (3, 2, 3, 2),
+    }
 
 
 def test_too_few_layers_and_wrong_splits_are_refused() -> None:
