@@ -96,6 +96,8 @@ def find_layers(model: nn.Module, path: str | None) -> LayeredModel:
     if isinstance(container, nn.Sequential | nn.ModuleList) and has_forward(container):
         return LayeredModel(layers, container, names[id(container)])
     root_name = _common_parent([names[id(module)] for layer in layers for module in layer.modules])
+    while not has_forward(model.get_submodule(root_name)) and root_name:  # a ModuleList is not what is called
+        root_name = root_name.rpartition(".")[0]
     return LayeredModel(layers, model.get_submodule(root_name), root_name)
 
 

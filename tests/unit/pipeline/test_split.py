@@ -78,7 +78,7 @@ class Tied(nn.Module):
 
 def test_layers_by_method_by_path_and_by_attribute() -> None:
     found = find_layers(Tied(), None)
-    assert found.root_name == "inner"
+    assert found.root_name == "", "a ModuleDict is not what is called"
     assert [layer.name for layer in found.layers] == [
         "inner.tokens",
         *(f"inner.blocks.{i}" for i in range(3)),
@@ -90,6 +90,22 @@ def test_layers_by_method_by_path_and_by_attribute() -> None:
         outer.pipeline_layers = "net"
         found = find_layers(outer, path)
         assert (found.root, found.root_name, len(found.layers)) == (outer.net, "net", 3)
+
+
+def test_a_list_of_layers_is_not_what_is_called() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks[1](self.blocks[0](x))
+
+    outer = nn.Module()
+    outer.inner = Inner()
+    outer.pipeline_layers = lambda: list(outer.inner.blocks)  # type: ignore[assignment]
+    assert find_layers(outer, None).root_name == "inner"
+    assert find_layers(outer, "inner.blocks").root_name == "inner"
 
 
 def test_what_is_tied_is_shared_and_what_is_beside_belongs_to_the_last_stage() -> None:
