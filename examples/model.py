@@ -7,12 +7,14 @@ embedding.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 
+from lightning_dist import PipelineLayer
 from lightning_dist.run_config import AdamWConfig, GPTConfig, MLPConfig, SGDConfig
 
 
@@ -70,11 +72,24 @@ class GPT(nn.Module):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * config.n_layer))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
+        return self.logits(x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What goes into the first block."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.dropout(self.tokens(tokens) + self.positions(positions))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What becomes of the last block's output."""
         return self.head(self.norm(x))
+
+    def pipeline_layers(self) -> list[nn.Module | PipelineLayer]:
+        """How it splits into pipeline stages."""
+        embed = PipelineLayer(self.embed, self.tokens, self.positions, self.dropout)
+        return [embed, *self.blocks, PipelineLayer(self.logits, self.norm, self.head)]
 
     @torch.no_grad()
     def continue_text(self, prompt: bytes, *, num_bytes: int, temperature: float, seed: int) -> bytes:
@@ -95,13 +110,20 @@ class GPT(nn.Module):
         return bytes(token % 256 for token in tokens[0, -num_bytes:].tolist()) if num_bytes else b""
 
 
+class Residual(nn.Sequential):
+    """Adds what its layers make of the input to it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
 class MLP(nn.Module):
     """Residual blocks of [n_features -> n_hidden -> n_features]. (batch, n_features) -> the same."""
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(
+            Residual(
                 nn.Linear(config.n_features, config.n_hidden), nn.GELU(), nn.Linear(config.n_hidden, config.n_features)
             )
             for _ in range(config.n_layer)
@@ -109,8 +131,12 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = x + block(x)
+            x = block(x)
         return x
+
+    def pipeline_layers(self) -> list[nn.Module]:
+        """How it splits into pipeline stages."""
+        return list(self.blocks)
 
 
 class Learner(pl.LightningModule):
@@ -134,6 +160,10 @@ class Learner(pl.LightningModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)
+
+    def pipeline_layers(self) -> Any:
+        """The model's."""
+        return self.model.pipeline_layers()  # type: ignore[operator]  # both models have it
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self._loss("train", batch, sync_dist=False)

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from text_data import ExampleData
 
-from lightning_dist import HierDistStrategy
+from lightning_dist import HierDistStrategy, PipelinePicture
 from lightning_dist.config_store import check_overrides, register, to_run_config
 from lightning_dist.errors import ConfigError, LaunchError, TopologyError
 from lightning_dist.launch import check_environment, job
@@ -92,6 +92,8 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
         callbacks.append(ProgressBar())
     if logger:
         callbacks.append(LearningRateMonitor())
+    if run.parallel.stages:
+        callbacks.append(PipelinePicture(folder))
     keep = run.checkpoint
     if keep.mode == "full":
         callbacks.append(

@@ -9,7 +9,9 @@ import sys
 
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lightning_dist.callbacks import PipelinePicture
 from lightning_dist.config import ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
 from lightning_dist.strategy import HierDistStrategy
 
@@ -18,6 +20,8 @@ __version__ = "0.1.0"
 __all__ = [
     "HierDistStrategy",
     "ParallelConfig",
+    "PipelineLayer",
+    "PipelinePicture",
     "ProbeConfig",
     "SyncConfig",
     "TopologyConfig",

@@ -6,11 +6,14 @@ is said. What one group's own values refuse is in its dataclass (:mod:`lightning
 
 from __future__ import annotations
 
+import dataclasses
+
 from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
 
-def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig) -> None:
+def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, recompute: RecomputeConfig) -> None:
     """Refuse groups that cannot work together, whatever the cluster; before any process starts.
 
     Raises:
@@ -21,6 +24,13 @@ def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig) -> N
         raise CombinationError(
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
+        )
+    schedule = parallel.pipeline.schedule
+    if parallel.stages and schedule in SPLIT_BACKWARD and recompute.mode == "selective":
+        raise CombinationError(
+            f"recompute=selective with parallel.pipeline.schedule={schedule}, which walks each block twice in "
+            "backward, and torch's selective checkpoints once: write recompute=full, or "
+            "parallel.pipeline.schedule=interleaved_1f1b"
         )
 
 
@@ -82,6 +92,12 @@ def _parallel_without_effect(parallel: ParallelConfig, *, device_type: str) -> l
             "how many ranks share a layer; write parallel=tensor, or a size"
             for name in ("plan", "loss_parallel")
             if getattr(parallel.tensor, name) != getattr(defaults.tensor, name)
+        ]
+    if not parallel.stages:
+        said += [
+            f"parallel.pipeline.{field.name} has no effect with parallel.mode={parallel.mode}; write parallel=pipeline"
+            for field in dataclasses.fields(parallel.pipeline)
+            if getattr(parallel.pipeline, field.name) != getattr(defaults.pipeline, field.name)
         ]
     if parallel.shards and parallel.cpu_offload and device_type == "cpu":
         said.append("parallel.cpu_offload has no effect on CPU, where shards live in host memory anyway")

@@ -166,3 +166,21 @@ def _check_count(what: str, count: int) -> None:
 def _check_rate(rate_bytes_per_s: float) -> None:
     if rate_bytes_per_s <= 0:
         raise ValueError(f"rate_bytes_per_s must be positive, got {rate_bytes_per_s}")
+
+
+def pipeline_bubble(stages: int, micro_batches: int, *, virtual_stages: int = 1) -> float:
+    """Share of a step that each rank of a pipeline idles: (P-1) / (VM + P-1), all stages costing alike.
+
+    For V = 1 that of GPipe (Huang et al., "GPipe", NeurIPS 2019) and 1F1B alike; with V stages a rank that of the
+    interleaved schedule (Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+    Megatron-LM", SC 2021), which counts it over the ideal time instead of the whole. Schedules that split backward idle
+    less.
+
+    Args:
+        stages: P, the ranks of the pipeline.
+        micro_batches: M.
+        virtual_stages: V, stages a rank.
+    """
+    for name, count in (("stages", stages), ("micro_batches", micro_batches), ("virtual_stages", virtual_stages)):
+        _check_count(name, count)
+    return (stages - 1) / (virtual_stages * micro_batches + stages - 1)

@@ -21,7 +21,6 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_dist import build
-from lightning_dist.capabilities import refuse_combinations
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import ConfigError, unknown_option
@@ -60,7 +59,6 @@ class RankStrategy(ParallelStrategy):
         super().__init__(**lightning)
         if start_method not in START_METHODS:
             raise unknown_option("start_method", start_method, START_METHODS)
-        refuse_combinations(parallel, topology)
         self.parallel_config = parallel
         self.sync_config = sync
         self.topology_config = topology
@@ -101,11 +99,13 @@ class RankStrategy(ParallelStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
-        """Which part of the data this rank reads; ranks that share layers read the same."""
+        """Which part of the data this rank reads; ranks that share layers or a pipeline read the same."""
         if self._run is not None:
             return build.data_part(self._run, self.parallel_config)._asdict()
-        if self.parallel_config.splits:
-            raise ConfigError("which ranks share layers is known once they have met: ask in setup() or a loader's hook")
+        if self.parallel_config.splits or self.parallel_config.stages:
+            raise ConfigError(
+                "which ranks read the same data is known once they have met: ask in setup() or a loader's hook"
+            )
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
     @property

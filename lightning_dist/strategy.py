@@ -23,7 +23,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_dist import build
-from lightning_dist.capabilities import without_effect
+from lightning_dist.capabilities import refuse_combinations, without_effect
 from lightning_dist.comm.agreement import DelayedVote
 from lightning_dist.config import (
     PARALLEL_PRESETS,
@@ -39,8 +39,9 @@ from lightning_dist.config import (
 from lightning_dist.data.agreed import agreed_loader
 from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
-from lightning_dist.modes import Mode, Setting, open_mode
+from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
+from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
 from lightning_dist.rank_strategy import RankStrategy
 from lightning_dist.stopping import StopTogether, detach
@@ -102,10 +103,13 @@ class HierDistStrategy(RankStrategy):
         sync_config = resolve("sync", sync, SyncConfig, SYNC_PRESETS)
         if timeout is not None:
             sync_config = dataclasses.replace(sync_config, timeout_s=timeout.total_seconds())
+        topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
+        self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
+        refuse_combinations(parallel_config, topology_config, self.recompute_config)
         super().__init__(
             parallel_config,
             sync_config,
-            resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS),
+            topology_config,
             process_group_backend=process_group_backend,
             start_method=start_method,
             accelerator=accelerator,
@@ -114,7 +118,6 @@ class HierDistStrategy(RankStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
         )
-        self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
         self._forward_redirection = _DDPForwardRedirection()
         self._layer_sync_applied = False
         self._failed = False
@@ -234,8 +237,9 @@ class HierDistStrategy(RankStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's step."""
+        assert self._mode is not None
         with self._naming_failures("training_step"):
-            return super().training_step(*args, **kwargs)
+            return self._mode.training_step(super().training_step, *args, **kwargs)
 
     def pre_backward(self, closure_loss: torch.Tensor) -> None:
         """Let the mode know."""
@@ -260,6 +264,15 @@ class HierDistStrategy(RankStrategy):
         """Keep gradients local inside, as under accumulation."""
         with self._mode.no_sync() if self._mode is not None else contextlib.nullcontext():
             yield
+
+    def on_train_end(self) -> None:
+        """Let the mode know."""
+        if self._mode is not None:
+            self._mode.end_training()
+
+    def pipeline_report(self) -> PipelineReport | None:
+        """How this rank's pipeline has worked in the present fit; ``None`` where there is none. Every rank calls it."""
+        return self._mode.pipeline_report() if isinstance(self._mode, PipelineMode) else None
 
     def gradient_norm(self, norm_type: float = 2.0) -> torch.Tensor:
         """The norm of all gradients as one vector, alike on all ranks, which all must call it.
@@ -336,7 +349,8 @@ class HierDistStrategy(RankStrategy):
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """A model that is on the meta device until it is spread over ranks can be loaded only then."""
-        if not (self.parallel_config.shards or self.parallel_config.splits) or self.lightning_module is None:
+        parallel = self.parallel_config
+        if not (parallel.shards or parallel.splits or parallel.stages) or self.lightning_module is None:
             return False
         return self._was_on_meta or is_on_meta(self.lightning_module)  # asked before and after setup
 

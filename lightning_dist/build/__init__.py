@@ -6,6 +6,15 @@ from lightning_dist.build.gradients import (
     open_sparse_all_reduce,
     wrap_data_parallel,
 )
+from lightning_dist.build.pipeline import (
+    average_stages,
+    cut_into_stages,
+    describe_boundaries,
+    describe_stages,
+    needless_crossings,
+    open_stage_links,
+    pipeline_size,
+)
 from lightning_dist.build.recompute import open_recomputation
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
@@ -21,17 +30,24 @@ from lightning_dist.build.tensor import (
 __all__ = [
     "RunContext",
     "average_parts",
+    "average_stages",
+    "cut_into_stages",
     "data_part",
     "describe",
+    "describe_boundaries",
     "describe_shards",
+    "describe_stages",
     "describe_split",
+    "needless_crossings",
     "open_agreement",
     "open_gradient_all_reduce",
     "open_recomputation",
     "open_run",
     "open_shard_links",
     "open_sparse_all_reduce",
+    "open_stage_links",
     "open_tensor_links",
+    "pipeline_size",
     "place_ranks",
     "shard_model",
     "split_module",

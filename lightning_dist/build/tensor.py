@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from lightning_dist.build.groups import GroupMaker
+from lightning_dist.build.pipeline import place_stages
 from lightning_dist.build.run import RunContext, side_stream
 from lightning_dist.comm.groups import broadcast_from_first
 from lightning_dist.config import ParallelConfig, SyncConfig
@@ -80,10 +81,10 @@ def _hosts(cluster: Cluster) -> str:
 
 
 def data_part(run: RunContext, parallel: ParallelConfig) -> DataPart:
-    """Which part of the data this rank reads; ranks that share layers read the same."""
-    if not parallel.splits:
+    """Which part of the data this rank reads; ranks that share layers, or a pipeline, read the same."""
+    if not (parallel.splits or parallel.stages):
         return DataPart(run.cluster.world_size, run.rank)
-    layout = place_ranks(run.cluster, parallel)
+    layout = place_stages(run.cluster, parallel) if parallel.stages else place_ranks(run.cluster, parallel)
     place, axes = layout.coordinates(run.rank), layout.axes
     return DataPart(axes.dp_replicate * axes.dp_shard, place.dp_replicate * axes.dp_shard + place.dp_shard)
 

@@ -206,6 +206,19 @@ class Collectives:
         """:meth:`start_all_reduce`, waited for."""
         self.start_all_reduce(tensor, group, op).wait()
 
+    def broadcast(self, tensor: torch.Tensor, group: RankGroup, *, source: int) -> None:
+        """Give every rank of the group the values of one; every rank of the group calls it.
+
+        Args:
+            tensor: Contiguous, the same shape and dtype on every rank; filled on the others.
+            group: Who takes part.
+            source: Global rank of the one.
+        """
+        with self.translated("broadcast", group):
+            self._strike("broadcast", group)
+            work = dist.broadcast(tensor, source, group=group.process_group, async_op=True)
+        Pending(self, [work], "broadcast", group, _size_bytes(tensor), may_retry=True).wait()
+
     def start_exchange(
         self,
         sends: Sequence[tuple[int, torch.Tensor]],

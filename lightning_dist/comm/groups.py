@@ -30,9 +30,14 @@ def default_group() -> dist.ProcessGroup:
     return group
 
 
-def broadcast_from_first(tensors: Sequence[torch.Tensor]) -> None:
-    """Give every rank the values of rank 0, several tensors in one message; every rank calls it, inside the seam."""
-    dist._broadcast_coalesced(default_group(), list(tensors), _BROADCAST_BYTES, 0)
+def broadcast_from_first(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Give every rank the values of the first, several tensors in one message; every rank calls it, inside the seam.
+
+    Args:
+        tensors: Filled on the other ranks.
+        group: Whose ranks; all if not given.
+    """
+    dist._broadcast_coalesced(default_group() if group is None else group, list(tensors), _BROADCAST_BYTES, 0)
 
 
 def make_group(

@@ -18,6 +18,13 @@ from lightning_dist.config.parallel import (
     ParallelConfig,
     TensorConfig,
 )
+from lightning_dist.config.pipeline import (
+    LOSS_REDUCTIONS,
+    PIPELINE_SCHEDULES,
+    STAGE_BALANCES,
+    STAGE_PLACEMENTS,
+    PipelineConfig,
+)
 from lightning_dist.config.recompute import RECOMPUTE_MODES, RECOMPUTE_PRESETS, RecomputeConfig
 from lightning_dist.config.resolve import from_mapping, resolve
 from lightning_dist.config.sync import SHARED_MEMORY_CHOICES, SYNC_ALGORITHMS, SYNC_PRESETS, WIRE_DTYPES, SyncConfig
@@ -25,10 +32,13 @@ from lightning_dist.config.topology import TIER_CHOICES, TOPOLOGY_PRESETS, Probe
 
 __all__ = [
     "BYTE_UNITS",
+    "LOSS_REDUCTIONS",
     "MIB",
     "PARALLEL_MODES",
     "PARALLEL_PRESETS",
+    "PIPELINE_SCHEDULES",
     "ParallelConfig",
+    "PipelineConfig",
     "ProbeConfig",
     "RECOMPUTE_MODES",
     "RECOMPUTE_PRESETS",
@@ -37,6 +47,8 @@ __all__ = [
     "SHARDING_MODES",
     "SHARD_DTYPES",
     "SHARED_MEMORY_CHOICES",
+    "STAGE_BALANCES",
+    "STAGE_PLACEMENTS",
     "START_METHODS",
     "SYNC_ALGORITHMS",
     "SYNC_PRESETS",

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_dist.config.checks import check_choice, check_range
+from lightning_dist.config.pipeline import PipelineConfig
 from lightning_dist.errors import CombinationError, ConfigError
 
 SHARDING_MODES = ("zero1", "zero2", "zero3", "hsdp")
-PARALLEL_MODES = ("ddp", *SHARDING_MODES, "tensor")
+PARALLEL_MODES = ("ddp", *SHARDING_MODES, "tensor", "pipeline")
 TENSOR_PLANS = ("auto", "gpt", "huggingface", "mlp")
 SECONDARY_SHARDS = ("off", "host")
 SHARD_DTYPES = ("same", "fp32", "bf16", "fp16")
@@ -57,8 +58,8 @@ class ParallelConfig:
         mode: ``ddp`` (each rank holds the whole model, gradients are averaged), ``zero1`` (optimizer state is sharded
             over all ranks, gradients are summed into shards once a step), ``zero2`` (also gradients, after each
             micro-batch), ``zero3`` (also parameters, gathered a block ahead), ``hsdp`` (as ``zero3`` over the ranks of
-            a host; each host holds all shards) or ``tensor`` (the ranks of a host share each layer; hosts are
-            replicas).
+            a host; each host holds all shards), ``tensor`` (the ranks of a host share each layer; hosts are
+            replicas) or ``pipeline`` (each rank of a host has some of the layers; hosts are replicas).
         find_unused_parameters: Look for parameters that took no part in a step; costs a walk of the graph under
             ``ddp``, else a small exchange a step, and in ``zero3`` and ``hsdp`` that parameters are gathered all at
             once.
@@ -82,6 +83,7 @@ class ParallelConfig:
             ``zero1`` to ``hsdp``.
         tensor: Layers split over the ranks of a host: by themselves with ``tensor``, or inside the shards of ``zero1``
             to ``hsdp``.
+        pipeline: Layers dealt to ranks as stages.
     """
 
     mode: str = "ddp"
@@ -97,6 +99,7 @@ class ParallelConfig:
     gather_dtype: str = "same"
     reduce_dtype: str = "same"
     tensor: TensorConfig = field(default_factory=TensorConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
 
     def __post_init__(self) -> None:
         check_choice("parallel.mode", self.mode, PARALLEL_MODES)
@@ -116,6 +119,26 @@ class ParallelConfig:
                 f"with parallel.mode={self.mode} write parallel.secondary_shard=off"
             )
         self._check_split()
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        """Refuse what does not go with pipeline stages."""
+        if not self.stages:
+            return
+        if self.mode == "pipeline" and self.pipeline.size == 1:
+            raise CombinationError(
+                "parallel.mode=pipeline with parallel.pipeline.size=1 cuts nothing; write parallel=ddp"
+            )
+        if self.mode != "pipeline":
+            raise CombinationError(
+                f"parallel.pipeline.size={self.pipeline.size} with parallel.mode={self.mode}: write parallel=pipeline "
+                "with that size; ranks that hold the same stage then average their gradients"
+            )
+        if (self.tensor.size or 1) > 1:
+            raise CombinationError(
+                f"parallel.mode=pipeline with parallel.tensor.size={self.tensor.size}: layers of a stage cannot be "
+                "split; write parallel.tensor.size=null, or parallel=tensor"
+            )
 
     def _check_split(self) -> None:
         """Refuse what does not go with split layers."""
@@ -139,6 +162,11 @@ class ParallelConfig:
     def shards(self) -> bool:
         """Whether parameters, gradients or optimizer state are sharded over the ranks that read different data."""
         return self.mode in SHARDING_MODES
+
+    @property
+    def stages(self) -> bool:
+        """Whether the layers are dealt to ranks as pipeline stages."""
+        return self.mode == "pipeline" or (self.pipeline.size or 1) > 1
 
     @property
     def splits(self) -> bool:

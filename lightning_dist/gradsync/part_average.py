@@ -46,6 +46,7 @@ class PartAverage:
         scatter: Lanes over the ranks that hold the same parts.
         bucket_bytes: Largest bucket, in bytes; a larger parameter gets one of its own.
         vote: How ranks learn which parameters any of them used; ``None``: each must use all.
+        watches: Whether buckets start as a backward fills them; else all by :meth:`start`.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class PartAverage:
         *,
         bucket_bytes: int,
         vote: Vote | None,
+        watches: bool = True,
     ) -> None:
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._scatter = scatter
         self._size = len(scatter.members)
         self._bucket_bytes = bucket_bytes
         self._vote = vote
+        self._watches = watches
         self._synchronises = True
         self._trained: list[nn.Parameter] = []
         self._buckets: list[_Bucket] = []
@@ -88,6 +91,10 @@ class PartAverage:
         for bucket in self._buckets:
             bucket.waiting = set(bucket.parameters)
             bucket.is_started, bucket.sum = False, None
+
+    def start(self) -> None:
+        """All gradients are there: start what has not started."""
+        self._start(all_that_are_left=True)
 
     def after_backward(self) -> None:
         """Wait for all sums and put them in place.
@@ -143,7 +150,8 @@ class PartAverage:
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 self._bucket_of[parameter] = bucket
-                self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._arrive, bucket)))
+                if self._watches:
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._arrive, bucket)))
 
     def _arrive(self, bucket: _Bucket, parameter: nn.Parameter) -> None:
         if not self._synchronises:

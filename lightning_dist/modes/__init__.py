@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import lightning.pytorch as pl
 
+from lightning_dist import build
 from lightning_dist.modes.data_parallel import DataParallelMode
 from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.pipeline import PipelineMode
 from lightning_dist.modes.sharded import ShardedMode
 from lightning_dist.modes.tensor import TensorMode
 
@@ -16,12 +18,19 @@ MODES: dict[str, type[Mode]] = {
     "zero3": ShardedMode,
     "hsdp": ShardedMode,
     "tensor": TensorMode,
+    "pipeline": PipelineMode,
 }
 
 
 def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
-    """The mode that ``setting.parallel`` asks for, not yet connected; where layers are split, the one that splits."""
-    return MODES["tensor" if setting.parallel.splits else setting.parallel.mode](setting, module)
+    """The mode that ``setting.parallel`` asks for, not yet connected; where layers are split, the one that splits.
+
+    A pipeline of one rank is no pipeline: its ranks train as under ``ddp``.
+    """
+    parallel = setting.parallel
+    if parallel.stages and build.pipeline_size(setting.run.cluster, parallel) == 1:
+        return DataParallelMode(setting, module)
+    return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
 
 
-__all__ = ["MODES", "Mode", "Setting", "open_mode"]
+__all__ = ["MODES", "Mode", "PipelineMode", "Setting", "open_mode"]

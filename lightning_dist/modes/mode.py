@@ -75,6 +75,10 @@ class Mode:
         """Wrap again; collective."""
         raise NotImplementedError
 
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's training step, as ``call`` runs it."""
+        return call(*args, **kwargs)
+
     def before_backward(self, loss: torch.Tensor) -> None:
         """A backward begins."""
 
@@ -116,6 +120,9 @@ class Mode:
 
     def end_evaluation(self) -> None:
         """They are over."""
+
+    def end_training(self) -> None:
+        """A fit has trained its last batch."""
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse optimizers that would step nothing.

@@ -17,8 +17,8 @@ from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.modes.averaged import AveragedMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.sharded import ShardedMode
+from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
-from lightning_dist.parallel.tensor.batches import check_batches
 from lightning_dist.parallel.tensor.wrapped import SplitModule
 
 
@@ -58,7 +58,9 @@ class TensorMode(Mode):
 
     def _check_batch(self, batch: Any) -> None:
         assert self._links is not None
-        check_batches(batch, self.setting.run.collectives, self._links.tensor, self.setting.run.device)
+        check_batches(
+            batch, self.setting.run.collectives, self._links.tensor, self.setting.run.device, doing="share each layer"
+        )
 
     def _refuse(self, trainer: pl.Trainer) -> None:
         """What is not right with split layers, whatever the plan.

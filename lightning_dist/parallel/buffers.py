@@ -1,4 +1,4 @@
-"""Buffers (BatchNorm statistics) follow rank 0, as under DistributedDataParallel."""
+"""Buffers (BatchNorm statistics) follow the first rank's, as under DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -18,16 +18,23 @@ class BufferSync:
 
     Args:
         module: Whose buffers.
-        operation: Opens the seam around an operation of the default process group, given the operation's name.
+        operation: Opens the seam around an operation of the group, given the operation's name.
         enabled: Whether buffers are to be kept alike.
+        group: The ranks that hold the same buffers, the first of which they follow; all ranks if not given.
     """
 
     def __init__(
-        self, module: nn.Module, operation: Callable[[str], AbstractContextManager[None]], *, enabled: bool
+        self,
+        module: nn.Module,
+        operation: Callable[[str], AbstractContextManager[None]],
+        *,
+        enabled: bool,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self._module = module
         self._operation = operation
         self._enabled = enabled
+        self._group = group
         self._is_due = True
         self._in_window = False
 
@@ -38,9 +45,9 @@ class BufferSync:
 
     def sync(self) -> None:
         """Give every rank the buffers of rank 0, if that is wanted; collective."""
-        if self.is_needed and dist.get_world_size() > 1:
+        if self.is_needed and dist.get_world_size(self._group) > 1:
             with self._operation("broadcast of buffers"):
-                broadcast_from_first(list(self._module.buffers()))
+                broadcast_from_first(list(self._module.buffers()), self._group)
 
     def before_forward(self) -> None:
         """Sync once a window of accumulation, before its first forward that trains."""

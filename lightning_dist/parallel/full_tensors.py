@@ -8,14 +8,14 @@ optimizers, whose tensors follow their parameters.
 from __future__ import annotations
 
 import abc
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.hooks import RemovableHandle
+
+from lightning_dist.parallel.state_hooks import StateHooks
 
 
 class FullTensors(abc.ABC):
@@ -89,7 +89,7 @@ def without_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_zeros(()).expand(tensor.shape)
 
 
-class StateDictHooks:
+class StateDictHooks(StateHooks):
     """Makes ``state_dict`` and ``load_state_dict`` of a spread model, and of its modules, speak of whole tensors.
 
     Args:
@@ -98,47 +98,11 @@ class StateDictHooks:
     """
 
     def __init__(self, root: nn.Module, full: FullTensors) -> None:
-        self.keep = True  # whether this rank wants the values of a state_dict
-        self.on_cpu = False  # whether a state_dict goes to CPU memory, tensor by tensor
+        super().__init__(root)
         self._full = full
-        self._entered: list[nn.Module] = []
-        self._handles: list[RemovableHandle] = []
-        for module in root.modules():
-            self._handles += [
-                module.register_state_dict_pre_hook(self._enter),
-                module.register_state_dict_post_hook(functools.partial(self._leave)),  # torch sets an attribute on it
-                module.register_load_state_dict_pre_hook(self._load),
-            ]
 
-    def state_dict_of(self, make: Callable[[], dict[str, Any]], *, keep: bool) -> dict[str, Any]:
-        """A state for a checkpoint: whole tensors in CPU memory; collective.
-
-        Args:
-            make: Makes it, by ``state_dict()``.
-            keep: Whether this rank wants the values.
-        """
-        self.keep, self.on_cpu = keep, True
-        try:
-            return make()
-        finally:
-            self.keep, self.on_cpu = True, False
-
-    def release(self) -> None:
-        """Take the hooks away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _enter(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        if module in self._entered:  # an earlier call did not come to its end
-            self._entered.clear()
-        self._entered.append(module)
-
-    def _leave(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-        while self._entered and self._entered.pop() is not module:
-            pass
-        if self._entered:
-            return
+    def complete(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+        """See :class:`~lightning_dist.parallel.state_hooks.StateHooks`."""
         done: dict[int, torch.Tensor] = {}  # tied weights stay tied
         for name, parameter in module.named_parameters(remove_duplicate=False):
             value = state_dict.get(prefix + name)
@@ -149,7 +113,8 @@ class StateDictHooks:
                 done[id(parameter)] = whole.cpu() if self.on_cpu else whole
             state_dict[prefix + name] = done[id(parameter)]
 
-    def _load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    def cut(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+        """See :class:`~lightning_dist.parallel.state_hooks.StateHooks`."""
         for name, parameter in module.named_parameters(recurse=False):
             value = state_dict.get(prefix + name)
             if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):

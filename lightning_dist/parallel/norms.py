@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -25,14 +25,24 @@ class GlobalNorm:
         collectives: The seam.
         shards: The ranks that share the shards; ``None`` where nothing is sharded.
         tensor: The ranks that share layers, along the axis ``tp``; ``None`` where no layer is split.
+        stages: The ranks of the pipeline; ``None`` where the model is not cut into stages.
+        counts: Whether a parameter's gradient counts on this rank; another one counts it otherwise.
     """
 
     def __init__(
-        self, collectives: Collectives, shards: RankGroup | None = None, tensor: RankGroup | None = None
+        self,
+        collectives: Collectives,
+        shards: RankGroup | None = None,
+        tensor: RankGroup | None = None,
+        *,
+        stages: RankGroup | None = None,
+        counts: Callable[[nn.Parameter], bool] = lambda parameter: True,
     ) -> None:
         self._collectives = collectives
         self._shards = shards
         self._tensor = tensor
+        self._stages = stages
+        self._counts = counts
 
     def total(self, parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
         """The norm over all gradients, fp32, 0-dim; 0 if there is none.
@@ -41,8 +51,9 @@ class GlobalNorm:
             parameters: Those without a gradient do not count.
             norm_type: Which norm; ``math.inf`` is the largest absolute value.
         """
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        device = gradients[0].device if gradients else torch.device("cpu")
+        listed = list(parameters)
+        gradients = [p.grad for p in listed if p.grad is not None and self._counts(p)]
+        device = listed[0].device if listed else torch.device("cpu")
         local: dict[tuple[bool, bool], list[torch.Tensor]] = {
             (True, False): [],  # over shards only; then over both; then over tp only; then whole
             (True, True): [],
@@ -53,7 +64,7 @@ class GlobalNorm:
             local[_spread(gradient)].append(_local(gradient))
         powers = torch.cat([_power(tensors, norm_type, device) for tensors in local.values()])
         largest = math.isinf(norm_type)
-        for group, part in ((self._shards, powers[:2]), (self._tensor, powers[1:3])):
+        for group, part in ((self._shards, powers[:2]), (self._tensor, powers[1:3]), (self._stages, powers)):
             if group is not None and group.size > 1:
                 self._collectives.all_reduce(part, group, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         return powers.max() if largest else powers.sum().pow(1.0 / norm_type)

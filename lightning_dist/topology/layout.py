@@ -105,12 +105,14 @@ class Layout:
 
     @classmethod
     def in_rank_order(cls, cluster: Cluster, axes: Axes) -> Layout:
-        """The axes over ranks 0, 1, 2, ... as they are numbered, wherever they sit."""
-        return cls(cluster, axes, tuple(range(cluster.world_size)))
+        """The axes over ranks 0, 1, 2, ... as they are numbered, wherever they sit; pipelines one after another."""
+        return cls(cluster, axes, _by_pipeline(range(cluster.world_size), axes))
 
     @classmethod
     def place(cls, cluster: Cluster, axes: Axes) -> Layout:
         """The axes where they cost least: ``tp`` inside a host, then ``pp`` too if it fits, then data axes by host.
+
+        A pipeline that does not fit a host goes over neighbours, so that as few of its boundaries as possible cross.
 
         Uneven hosts and cyclic ranks are fine as long as ``tp`` divides the number of ranks of each host.
 
@@ -208,14 +210,32 @@ def _check_size(cluster: Cluster, axes: Axes) -> None:
 
 
 def _fitting_order(cluster: Cluster, axes: Axes) -> tuple[int, ...] | None:
-    """Ranks by coordinate such that ``tp`` stays inside hosts, and ``pp`` too where it can; ``None`` if impossible."""
-    sizes = cluster.ranks_per_host
-    packed = best_order(cluster)
-    if any(size % axes.tp for size in sizes):
+    """Ranks by coordinate such that ``tp`` stays inside hosts, and each pipeline sits together; ``None`` if impossible.
+
+    Pipelines that fit a host are not put across two; so where hosts are uneven, what is left over on them makes the
+    others.
+    """
+    if any(size % axes.tp for size in cluster.ranks_per_host):
         return None
-    if any(size % (axes.tp * axes.pp) for size in sizes):
-        return packed
-    pipelines = _chunks(packed, axes.tp * axes.pp)
+    return _by_pipeline(_together(cluster, axes.tp * axes.pp), axes)
+
+
+def _together(cluster: Cluster, size: int) -> tuple[int, ...]:
+    """The ranks by switch and host, such that groups of ``size`` in a row leave their host as rarely as can be."""
+    packed = best_order(cluster)
+    inside: list[int] = []
+    left_over: list[int] = []
+    for host in dict.fromkeys(map(cluster.host_of, packed)):
+        ranks = [rank for rank in packed if cluster.host_of(rank) == host]
+        fitting = len(ranks) // size * size
+        inside += ranks[:fitting]
+        left_over += ranks[fitting:]
+    return (*inside, *left_over)
+
+
+def _by_pipeline(ranks: Sequence[int], axes: Axes) -> tuple[int, ...]:
+    """The order of a layout whose pipelines are neighbours in ``ranks``, stage by stage."""
+    pipelines = _chunks(ranks, axes.tp * axes.pp)
     return tuple(
         rank
         for stage in range(axes.pp)

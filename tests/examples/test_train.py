@@ -79,6 +79,13 @@ def test_every_way_to_spread_the_model(overrides: list[str], tmp_path: Path) -> 
     assert "Sample" in result.stdout, "the model is whole again on rank 0"
 
 
+def test_layers_dealt_to_ranks(tmp_path: Path) -> None:
+    result = train("parallel=pipeline", "parallel.pipeline.schedule=interleaved_1f1b", cwd=tmp_path).check()
+    assert "1 pipeline of 2 ranks, schedule interleaved_1f1b" in result.stderr + result.stdout
+    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+    assert len(list(tmp_path.rglob("pipeline.html"))) == 1
+
+
 def test_layers_shared_by_the_ranks_of_a_host(tmp_path: Path) -> None:
     result = train("parallel=tensor", "parallel.tensor.loss_parallel=true", "data=sharded", cwd=tmp_path).check()
     said = result.stderr + result.stdout

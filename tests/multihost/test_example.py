@@ -23,7 +23,13 @@ OVERRIDES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "zero3", pytest.param("hsdp", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        *("ddp", "pipeline"),
+        *(pytest.param(mode, marks=pytest.mark.sweep) for mode in ("zero1", "zero2", "zero3", "hsdp", "tensor")),
+    ],
+)
 def test_it_trains_on_two_hosts_of_two_ranks(
     make_cluster: Callable[..., NamespaceCluster], tmp_path: Path, parallel: str
 ) -> None:

@@ -1,0 +1,397 @@
+"""``parallel=pipeline``: ranks have some of the layers each, and a batch goes through them in micro-batches.
+
+The schedule runs forward and backward together, inside ``training_step``. The module's own step runs on the rank of
+the last stage, once a micro-batch, and gets the pipeline's output where it calls the model; what it logs and returns is
+told to the other ranks. The loss that Lightning is given puts the gradients in place when Lightning calls backward.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
+
+from lightning_dist import build
+from lightning_dist.config.pipeline import stages_of_position
+from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
+from lightning_dist.gradsync.part_average import PartAverage
+from lightning_dist.modes.clipping import clip_as_before, clip_globally
+from lightning_dist.modes.mode import Mode
+from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport
+from lightning_dist.parallel.batches import check_batches
+from lightning_dist.parallel.buffers import BufferSync
+from lightning_dist.parallel.norms import GlobalNorm
+from lightning_dist.parallel.pipeline import StagedModel, StageLinks
+from lightning_dist.parallel.pipeline.held_gradients import HeldGradients
+from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, split_batch
+from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
+from lightning_dist.parallel.pipeline.stage import LayerStage
+from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, pipeline_input, replay
+
+
+class PipelineMode(Mode):
+    """Cuts the model into stages; pipelines that read different data average their gradients."""
+
+    _links: StageLinks | None = None
+    _staged: StagedModel | None = None
+    _given: GivenOutput | None = None
+    _held: HeldGradients | None = None
+    _norm: GlobalNorm | None = None
+    _buffers: BufferSync | None = None
+    _synchronises = True
+    _is_checked = False
+    _is_described = False
+    _full_cut: tuple[str, int] | None = None  # schedule and micro-batches of the first batch
+
+    def wrap(self, trainer: pl.Trainer) -> nn.Module:
+        """Cut the model, and get ready to average."""
+        self._refuse(trainer)
+        setting = self.setting
+        staged, links = self._open()
+        self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
+        self._held = HeldGradients(p for p in self.module.parameters() if staged.is_here(p))
+        self._norm = GlobalNorm(setting.run.collectives, stages=links.pipeline, counts=staged.counts)
+        clip_globally(setting.precision, self._norm)
+        self._buffers = BufferSync(
+            staged.buffers_module,
+            links.among_replicas,
+            enabled=setting.parallel.broadcast_buffers,
+            group=links.data.process_group,
+        )
+        setting.announce(build.describe_stages(setting.run, staged, links, setting.parallel))
+        needless = build.needless_crossings(setting.run, staged, links, setting.parallel)
+        if needless is not None:
+            rank_zero_warn(needless)
+        return self.module
+
+    def place(self, trainer: pl.Trainer) -> nn.Module:
+        """Cut the model."""
+        self._open()
+        return self.module
+
+    def _open(self) -> tuple[StagedModel, StageLinks]:
+        setting = self.setting
+        if setting.ddp_arguments:
+            names = ", ".join(setting.ddp_arguments)
+            rank_zero_warn(f"{names}: no effect with parallel.mode=pipeline; they are DistributedDataParallel's")
+        links = self._links = build.open_stage_links(setting.run, setting.parallel, setting.sync)
+        staged = self._staged = build.cut_into_stages(
+            self.module, links, run=setting.run, parallel=setting.parallel, sync=setting.sync
+        )
+        self._given = GivenOutput(staged.cut.model, type(self.module).__name__)
+        return staged, links
+
+    def _refuse(self, trainer: pl.Trainer) -> None:
+        """What is not right with stages, whatever the model.
+
+        Raises:
+            CombinationError: The run has some of it.
+        """
+        if not self.module.automatic_optimization:
+            raise CombinationError(
+                "manual optimization with parallel=pipeline: the schedule runs backward itself; write parallel=ddp"
+            )
+        averaging = [c for c in trainer.callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]  # type: ignore[attr-defined]
+        if averaging:
+            raise CombinationError(
+                f"{type(averaging[0]).__name__} averages all parameters, of which a rank of a pipeline has some: write "
+                "parallel=ddp, zero1, zero2 or zero3"
+            )
+        if getattr(self.setting.precision, "scaler", None) is not None:
+            raise CombinationError(
+                "precision=16-mixed: its scaler scales the loss after the schedule has run backward; write "
+                "precision=bf16-mixed"
+            )
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()):
+            raise CombinationError(
+                "sync_batchnorm=True: stages of a pipeline do not run at the same time on all ranks; write "
+                "sync_batchnorm=False"
+            )
+
+    def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Refuse what looks at all parameters at once."""
+        for optimizer in optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise CombinationError(
+                    "LBFGS needs all parameters on one rank, and calls backward several times a step; write "
+                    "parallel=ddp"
+                )
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Forward and backward of a batch through the stages."""
+        assert self._staged is not None
+        assert self._links is not None
+        assert self._held is not None
+        assert self._given is not None
+        staged, setting = self._staged, self.setting
+        batch, rest = args[0], args[1:]
+        self._check_batch(batch)
+        accumulation = self._accumulation(rest)
+        with setting.precision.train_step_context():
+            schedule, count = self._cut(samples_of(batch))
+            parts = split_batch(batch, count)
+            step = PipelinedStep(
+                self.module,
+                parts,
+                rest,
+                kwargs,
+                run=setting.run,
+                staged=staged,
+                links=self._links,
+                given=self._given,
+                scale=1 / accumulation,
+                sums=setting.parallel.pipeline.loss_reduction == "sum",
+            )
+            for average in self._all_averages():
+                average.before_backward()
+            if self._buffers is not None:
+                self._buffers.before_forward()
+            start_ns = setting.run.events.clock_ns()
+            with self._closing_on_failure(), staged.aliases.in_place():
+                staged.runner.train(schedule, parts, step.inputs, step.loss_of, self._on_last_gradient)
+        if self._synchronises:
+            self._synchronise()
+        self._held.take()
+        report = self._tell(step.report() if staged.runner.last is not None else None)
+        is_full = (schedule, count) == self._full_cut
+        setting.run.events.span(BATCH, start_ns, schedule=schedule, micro_batches=count, full=is_full)
+        replay(self.module, report.logs)
+        self._describe_once()
+        if report.loss is None:
+            raise ConfigError("training_step returned no loss")
+        loss = self._held.loss(torch.tensor(report.loss, device=setting.run.device), 1 / accumulation)
+        return {**report.result, "loss": loss} if isinstance(report.result, Mapping) else loss
+
+    def _accumulation(self, rest: tuple[Any, ...]) -> int:
+        """Micro-steps of the present window; at its first one, what the window before left is let go."""
+        trainer = self.module.trainer
+        number = int(trainer.accumulate_grad_batches)
+        assert self._held is not None
+        first = not rest or rest[0] % number == 0
+        if first and not is_overridden("optimizer_zero_grad", self.module):
+            self._held.forget()
+        return number
+
+    def _cut(self, samples: int) -> tuple[str, int]:
+        assert self._staged is not None
+        assert self._links is not None
+        schedule, count = cut = self._staged.runner.cut(samples)
+        config = self.setting.parallel.pipeline
+        wanted = config.micro_batches_for(self._links.pipeline.size)
+        if self._full_cut is None:
+            self._full_cut = cut
+            if cut != (config.schedule, wanted) and config.micro_batches is not None:
+                rank_zero_warn(
+                    f"a batch of {samples} samples goes through the pipeline in {count} micro-batches by {schedule}, "
+                    f"not in {wanted} by {config.schedule}: it has too few samples. Results are the same; ranks idle "
+                    "longer. Write a larger batch size, or fewer parallel.pipeline.micro_batches"
+                )
+        return schedule, count
+
+    def _on_last_gradient(self, stage: LayerStage) -> None:
+        average = self._averages.get(stage.stage_index)
+        if average is not None and self._synchronises:
+            average.start()
+
+    def _synchronise(self) -> None:
+        assert self._staged is not None
+        if self._late is not None:
+            self._late.start()
+        for average in self._all_averages():
+            average.after_backward()
+        self._staged.shared.sum_gradients()
+
+    def _all_averages(self) -> list[PartAverage]:
+        return [*self._averages.values(), *([self._late] if self._late is not None else [])]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A window of accumulation goes on."""
+        self._synchronises = False
+        try:
+            if self._buffers is None:
+                yield
+            else:
+                with self._buffers.window():
+                    yield
+        finally:
+            self._synchronises = True
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """One sum over the ranks of the pipeline."""
+        if self._norm is None:
+            return super().gradient_norm(norm_type)
+        return self._norm.total(self.module.parameters(), norm_type)
+
+    def _check_batch(self, batch: Any) -> None:
+        assert self._links is not None
+        if not self._is_checked:
+            self._is_checked = True
+            check_batches(
+                batch,
+                self.setting.run.collectives,
+                self._links.pipeline,
+                self.setting.run.device,
+                doing="are stages of one pipeline",
+            )
+
+    def _describe_once(self) -> None:
+        if self._is_described:
+            return
+        self._is_described = True
+        assert self._staged is not None
+        assert self._links is not None
+        self.setting.announce(build.describe_boundaries(self.setting.run, self._staged, self._links))
+
+    def end_training(self) -> None:
+        """Say how long ranks idled."""
+        report = self.pipeline_report()
+        if report is not None:
+            rank_zero_info(report.describe())
+
+    def pipeline_report(self) -> PipelineReport | None:
+        """How this rank's pipeline has worked in the present fit; ``None`` before its first batch. Collective."""
+        if self._staged is None or self._links is None or self._full_cut is None:
+            return None
+        staged, pipeline = self._staged, self._links.pipeline
+        schedule, count = self._full_cut
+        positions = staged.cut.positions
+        return make_report(
+            staged.gather.exchange(own_batches(self.setting.run.events.snapshot())),
+            schedule=schedule,
+            orders=staged.runner.orders(schedule, count),
+            stages=[stages_of_position(positions, position) for position in range(pipeline.size)],
+            ranks=pipeline.ranks,
+            micro_batches=count,
+        )
+
+    # -- what the last stage says --------------------------------------------------------------------------------------
+
+    def _tell(self, report: StepReport | None) -> StepReport:
+        assert self._staged is not None
+        told: StepReport = self._staged.gather.tell(report, teller=self._staged.cut.positions[-1])
+        return told
+
+    @contextmanager
+    def _closing_on_failure(self) -> Iterator[None]:
+        """A rank that fails inside a schedule closes its connections, so that its neighbours need not wait."""
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, CollectiveError):
+                clear_frames(error)  # they refer to the connection that failed
+            else:
+                self.setting.run.leave_word(error)
+            self._hang_up()
+            raise
+
+    def _hang_up(self) -> None:
+        if self._staged is not None:
+            for stage in self._staged.stages:
+                stage.clear_runtime_states()
+        if self._links is not None:
+            self._links.channels.close()
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        """Forward of a batch through the stages; the module's step runs on the last one, with the whole batch."""
+        assert self._staged is not None
+        assert self._given is not None
+        staged = self._staged
+        batch = args[0]
+        self._check_batch(batch)
+        _, count = staged.runner.cut(samples_of(batch))
+        parts = split_batch(batch, count)
+        inputs = [pipeline_input(self.module, part.values) for part in parts]
+        with self._closing_on_failure():
+            outputs = staged.runner.forward(parts, inputs if staged.runner.has_first else [()] * len(parts))
+        report = None
+        if staged.runner.last is not None:
+            logs = StepLogs(self.module)
+            samples = samples_of(batch)
+            given = self._given.for_step(step, join(outputs), pipeline_input(self.module, batch))
+            with self._closing_on_failure(), given, logs.collecting(float(samples), samples):
+                result = getattr(self.module, step)(*args, **kwargs)
+            report = StepReport(None, logs.combined(), result)
+        told = self._tell(report)
+        replay(self.module, told.logs)
+        return told.result
+
+    def begin_evaluation(self, num_batches: list[int | float]) -> None:
+        """In a fit, bring buffers to the first pipeline's state once."""
+        if self._buffers is not None:
+            self._buffers.sync()
+
+    @property
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same stages."""
+        return None if self._links is None else self._links.data.process_group
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        assert self._staged is not None, "the module is wrapped or placed"
+        return self._staged.hooks.state_dict_of(make, keep=self.setting.run.rank == 0)
+
+    def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """Values on rank 0 only."""
+        assert self._staged is not None
+        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
+        return self._staged.gather.optimizer_state(inner.state_dict(), keep=self.setting.run.rank == 0)
+
+    def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each rank keeps the entries of its stages' parameters."""
+        assert self._staged is not None
+        cut = []
+        for optimizer, state in zip(optimizers, states, strict=False):
+            owners = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+            kept = {i: entries for i, entries in state["state"].items() if self._staged.is_here(owners[i])}
+            cut.append({**state, "state": kept})
+        return cut
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def abort(self, reason: str) -> None:
+        """Close the connections."""
+        self._hang_up()
+
+    def release(self, *, failed: bool) -> None:
+        """Make the module whole on every rank, unless others may be gone."""
+        clip_as_before(self.setting.precision)
+        for average in self._all_averages():
+            average.release()
+        self._averages, self._late = {}, None
+        self._held = self._norm = self._buffers = self._given = None
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.release(whole=not failed)
+
+    def close(self) -> None:
+        """End lanes and groups."""
+        links, self._links = self._links, None
+        if links is not None:
+            links.close()
+
+    _averages: Mapping[int, PartAverage] = {}  # replaced, never written to
+    _late: PartAverage | None = None
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go what the frames of an error, and of those behind it, refer to."""
+    behind: BaseException | None = error
+    while behind is not None:
+        traceback.clear_frames(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__

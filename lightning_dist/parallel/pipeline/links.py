@@ -1,0 +1,48 @@
+"""What the ranks of a pipeline, and those that hold the same stages of other pipelines, are connected by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.groups import destroy
+from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.parallel.pipeline.channels import Channels
+from lightning_dist.topology.layout import Layout
+
+
+@dataclass(frozen=True)
+class StageLinks:
+    """The groups of a model cut into stages.
+
+    Attributes:
+        layout: Which rank stands where.
+        pipeline: The ranks of this rank's pipeline, in order.
+        data: The ranks that hold the same stages and read other batches, this one among them.
+        channels: Between stages.
+        scatter: Lanes over the ranks of ``data``; ``None`` where there is one.
+        collectives: The seam.
+        groups: Process groups to release at the end.
+    """
+
+    layout: Layout
+    pipeline: RankGroup
+    data: RankGroup
+    channels: Channels
+    scatter: HierarchicalScatter | None
+    collectives: Collectives
+    groups: list[RankGroup]
+
+    @property
+    def among_replicas(self) -> Callable[[str], AbstractContextManager[None]]:
+        """Opens the seam around an operation of the ranks that hold the same stages, given its name."""
+        return lambda name: self.collectives.operation(name, self.data)
+
+    def close(self) -> None:
+        """End lanes and groups. Safe to call twice."""
+        self.channels.close()
+        if self.scatter is not None:
+            self.scatter.close()
+        destroy(self.groups)

@@ -1,0 +1,141 @@
+"""A model cut into stages on this rank: what it holds, what runs its batches, and how it becomes whole again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightning_dist.comm.collectives import RankGroup
+from lightning_dist.config.pipeline import PipelineConfig, stages_of_position
+from lightning_dist.events import EventStream
+from lightning_dist.parallel.lost_weights import LostWeights
+from lightning_dist.parallel.pipeline.absent import AbsentTensors
+from lightning_dist.parallel.pipeline.cut import Cut
+from lightning_dist.parallel.pipeline.links import StageLinks
+from lightning_dist.parallel.pipeline.runner import StageRunner
+from lightning_dist.parallel.pipeline.shared import LocalAliases, SharedParameters
+from lightning_dist.parallel.pipeline.stage import Failed, LayerStage, StageModule
+from lightning_dist.parallel.pipeline.stage_state import StageStateHooks, fill_in
+from lightning_dist.parallel.pipeline.whole import StageGather
+
+
+class StagedModel:
+    """Takes away what other ranks hold, until :meth:`release`; every rank makes it.
+
+    Args:
+        module: The user's; whole, with the same values on every rank.
+        cut: Who holds what.
+        links: Its groups.
+        shared_groups: Of each set of ranks that hold parameters together, this one among them: their group.
+        config: Options.
+        events: Where work is recorded.
+        device: Where it runs.
+        failed: Told of errors of layers.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        cut: Cut,
+        links: StageLinks,
+        *,
+        shared_groups: dict[tuple[int, ...], RankGroup],
+        config: PipelineConfig,
+        events: EventStream,
+        device: torch.device,
+        failed: Failed,
+    ) -> None:
+        self.module = module
+        self.cut = cut
+        position = links.pipeline.index
+        self._position = position
+        self.own = tuple(tensor for tensor in cut.tensors if position in cut.holders(tensor))
+        held = set(self.own)
+        self._absent = AbsentTensors(tensor for tensor in cut.tensors if tensor not in held)
+        beside = cut.beside(module)
+        last = len(cut.counts) - 1
+        where = links.collectives.where(links.collectives.rank)
+        self.stages = tuple(
+            LayerStage(
+                StageModule(cut.layers_of(index), beside if index == last else ()),
+                index=index,
+                num_stages=len(cut.counts),
+                positions=cut.positions,
+                channels=links.channels,
+                events=events,
+                device=device,
+                failed=failed,
+                where=where,
+            )
+            for index in stages_of_position(cut.positions, position)
+        )
+        self.runner = StageRunner(self.stages, config, links.pipeline, links.collectives)
+        self.gather = StageGather(links.pipeline, links.collectives, device)
+        shared = cut.shared()
+        self.shared = SharedParameters(
+            [(shared[holders], group) for holders, group in shared_groups.items()], links.collectives
+        )
+        aliased = cut.aliased(position)
+        self.aliases = LocalAliases(aliased)
+        self._aliased = {parameter for parameter, _ in aliased}
+        self.hooks = StageStateHooks(module, cut, self._absent, self.gather)
+
+    def parameters_of(self, stage: LayerStage) -> dict[str, nn.Parameter]:
+        """Name -> parameter, whose gradients are complete when a stage has its last one."""
+        own = set(stage.submod.parameters()) - self._aliased
+        return {name: p for name, p in self.module.named_parameters() if p in own and p not in self._absent}
+
+    @property
+    def late_parameters(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter, whose gradients are complete when the whole batch is done."""
+        return {name: p for name, p in self.module.named_parameters() if p in self._aliased}
+
+    @property
+    def buffers_module(self) -> nn.Module:
+        """The buffers of this rank's stages, as a module."""
+        return nn.ModuleList(stage.submod for stage in self.stages)
+
+    def counts(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank counts a parameter's gradient: of several that hold it, one does."""
+        return self.cut.owner(parameter) == self._position
+
+    def is_here(self, tensor: Tensor) -> bool:
+        """Whether this rank holds it."""
+        return tensor not in self._absent
+
+    def release(self, *, whole: bool) -> None:
+        """Undo the cut; collective over the pipeline if ``whole``.
+
+        Args:
+            whole: Bring what other ranks hold; else it is lost, and the module says so.
+        """
+        self.hooks.release()
+        if whole:
+            fill_in(self.cut, self._absent, self.gather)
+        else:
+            self._lose()
+
+    def _lose(self) -> None:
+        for module in self.module.modules():
+            sizes = {}
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter in self._absent:
+                    sizes[name] = parameter.shape
+            if sizes:
+                LostWeights(module, sizes)
+        for tensor in self.cut.tensors:
+            if tensor in self._absent:
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+
+def crossings(hosts: Sequence[str], positions: Sequence[int]) -> int:
+    """Boundaries between stages that lie between hosts.
+
+    Args:
+        hosts: Of each of the pipeline's ranks.
+        positions: Which of them has each stage.
+    """
+    return sum(hosts[a] != hosts[b] for a, b in itertools.pairwise(positions))

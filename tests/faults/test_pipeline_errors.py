@@ -1,0 +1,153 @@
+"""A stage of a pipeline that fails, dies or stops: all ranks end, and are told of stage, micro-batch and rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lightning_dist.errors import CollectiveError
+from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
+from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.faults.runs import HOSTS, LOAD_S
+from tests.support.faults import InjectedError
+from tests.support.ranks import Died, RankPool
+from tests.support.tasks import RankContext
+
+TIMEOUT_S = 8.0
+SAID = "the disk of this rank is full"
+
+
+class Trip(nn.Module):
+    """Passes values on, until a rank trips in its forward or in its backward."""
+
+    def __init__(self, phase: str, kind: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.phase, self.kind, self.count = phase, kind, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        if not torch.is_grad_enabled():
+            return y
+        self.count += 1
+        if self.count == 7:  # the third micro-batch of the second batch
+            if self.phase == "forward":
+                self.fail()
+            else:
+                y.register_hook(self.fail)
+        return y
+
+    def fail(self, gradient: Any = None) -> None:
+        if self.kind == "raise":
+            raise InjectedError(SAID)
+        os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
+
+
+class Tripping(StageLearner):
+    def __init__(self, case: StageCase, stage: int, phase: str, kind: str) -> None:
+        super().__init__(case)
+        layers: list[nn.Module] = [nn.Linear(7, 7) for _ in range(4)]
+        layers[stage] = nn.Sequential(layers[stage], Trip(phase, kind))
+        self.net = nn.Sequential(*layers, nn.Linear(7, 3))
+
+
+def train(context: RankContext, stage: int, phase: str, kind: str) -> dict[str, Any]:
+    """How this rank's fit ended."""
+    case = StageCase(pipeline={"size": 4, "micro_batches": 4, "split": [1, 1, 1, 2]})
+    module = Tripping(case, stage, phase, kind)
+    strategy = strategy_of(parallel={"mode": "pipeline", "pipeline": case.pipeline}, sync={"timeout_s": TIMEOUT_S})
+    trainer = trainer_on_pool(context, strategy, limit_val_batches=0)
+    start_s = time.monotonic()
+    try:
+        trainer.fit(module)
+    except Exception as error:
+        return {
+            "is_ours": isinstance(error, CollectiveError),
+            "text": f"{type(error).__name__}: {error}",
+            "after_s": time.monotonic() - start_s,
+        }
+    finally:
+        with contextlib.suppress(RuntimeError):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return {"is_ours": False, "text": "", "after_s": 0.0}
+
+
+@pytest.mark.parametrize(("stage", "phase"), [(0, "backward"), (1, "forward"), (2, "backward"), (3, "forward")])
+def test_a_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: str) -> None:
+    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, "raise"), init_group=False, fresh=True, deadline_s=40)
+    assert SAID in ended[stage]["text"], ended[stage]
+    assert not ended[stage]["is_ours"], "the user's error is not ours"
+    host = "a" if stage < 2 else "b"
+    for other in (other for other in range(4) if other != stage):
+        text = ended[other]["text"]
+        assert ended[other]["is_ours"], ended[other]
+        assert f"rank {stage} (host {host})" in text
+        assert f"the {phase} of micro-batch 2 in stage {stage}" in text
+        assert SAID in text
+        assert ended[other]["after_s"] < TIMEOUT_S + LOAD_S
+
+
+@pytest.mark.parametrize(("stage", "phase", "kind"), [(3, "forward", "kill"), (1, "backward", "kill")])
+def test_a_stage_that_dies_is_named(ranks: RankPool, stage: int, phase: str, kind: str) -> None:
+    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, kind), init_group=False, may_die=[stage], deadline_s=40)
+    host = "a" if stage < 2 else "b"
+    for other, ending in enumerate(ended):
+        if other == stage:
+            assert isinstance(ending, Died)
+            continue
+        assert ending["is_ours"], ending
+        assert f"rank {stage} (host {host})" in ending["text"], ending
+
+
+# -- no deadlock ------------------------------------------------------------------------------------------------------
+
+
+class Slow(nn.Module):
+    """Takes its time, another one for each stage and batch."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(7, 7)
+        self.number, self.calls = number, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        time.sleep((self.number * 7 + self.calls * 3) % 5 / 2000)
+        return self.inner(x)
+
+
+class Unequal(StageLearner):
+    def __init__(self, case: StageCase, stages: int) -> None:
+        super().__init__(case)
+        self.net = nn.Sequential(*(Slow(number) for number in range(stages)), nn.Linear(7, 3))
+
+    def train_dataloader(self) -> Any:
+        return loader_of([batch for _ in range(5) for batch in self.case.batches(0)])
+
+
+def train_long(context: RankContext, case: StageCase, stages: int) -> int:
+    """50 steps, validated in between, then tested."""
+    module = Unequal(case, stages)
+    strategy = strategy_of(parallel={"mode": "pipeline", "pipeline": case.pipeline})
+    trainer = trainer_on_pool(context, strategy, max_epochs=-1, max_steps=50, val_check_interval=7)
+    trainer.fit(module)
+    trainer.test(module, verbose=False)
+    return int(trainer.global_step)
+
+
+@pytest.mark.parametrize(
+    ("size", "schedule", "per_rank"), [(2, "1f1b", 1), (4, "1f1b", 1), (4, "interleaved_1f1b", 2), (4, "zbv", 2)]
+)
+def test_unequal_stages_never_wait_for_each_other(ranks: RankPool, size: int, schedule: str, per_rank: int) -> None:
+    stages = size * per_rank
+    case = StageCase(pipeline={"schedule": schedule, "micro_batches": 4}, size=6)
+    assert ranks.run(train_long, world_size=size, args=(case, stages), deadline_s=60) == [50] * size
