@@ -86,6 +86,11 @@ def test_layers_dealt_to_ranks(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("pipeline.html"))) == 1
 
 
+def test_layers_of_an_mlp_dealt_to_ranks(tmp_path: Path) -> None:
+    result = train("parallel=pipeline", "model=mlp", "data=synthetic", cwd=tmp_path).check()
+    assert "1 pipeline of 2 ranks, schedule 1f1b" in result.stderr + result.stdout
+
+
 def test_layers_shared_by_the_ranks_of_a_host(tmp_path: Path) -> None:
     result = train("parallel=tensor", "parallel.tensor.loss_parallel=true", "data=sharded", cwd=tmp_path).check()
     said = result.stderr + result.stdout
