@@ -10,6 +10,7 @@ from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.parallel.pipeline.channels import Channels
+from lightning_dist.parallel.tensor import PlacedMesh
 from lightning_dist.topology.layout import Layout
 
 
@@ -25,6 +26,8 @@ class StageLinks:
         scatter: Lanes over the ranks of ``data``; ``None`` where there is one.
         collectives: The seam.
         groups: Process groups to release at the end.
+        readers: The ranks that read the same batches: those of the pipeline, and those that share layers with them.
+        placed: The mesh of the ranks that share the layers of this rank's stages; ``None`` where layers are whole.
     """
 
     layout: Layout
@@ -34,11 +37,23 @@ class StageLinks:
     scatter: HierarchicalScatter | None
     collectives: Collectives
     groups: list[RankGroup]
+    readers: RankGroup
+    placed: PlacedMesh | None
 
     @property
     def among_replicas(self) -> Callable[[str], AbstractContextManager[None]]:
         """Opens the seam around an operation of the ranks that hold the same stages, given its name."""
         return lambda name: self.collectives.operation(name, self.data)
+
+    @property
+    def tensor(self) -> RankGroup | None:
+        """The ranks that share the layers of this rank's stages; ``None`` where layers are whole."""
+        return None if self.placed is None else self.placed.group("tp")
+
+    def among_sharers(self, name: str) -> AbstractContextManager[None]:
+        """Opens the seam around an operation of the ranks that share layers, given its name."""
+        assert self.tensor is not None, "layers are split"
+        return self.collectives.operation(name, self.tensor)
 
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""
@@ -46,3 +61,5 @@ class StageLinks:
         if self.scatter is not None:
             self.scatter.close()
         destroy(self.groups)
+        if self.placed is not None:
+            self.placed.close()
