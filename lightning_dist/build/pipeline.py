@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -56,9 +57,15 @@ def place_stages(cluster: Cluster, parallel: ParallelConfig) -> Layout:
         raise _no_pipelines(cluster.world_size, size, sharers)
     parallel.pipeline.check_size(size)
     axes = Axes(pp=size, dp_replicate=cluster.world_size // (size * sharers), tp=sharers)
-    if parallel.pipeline.placement == "rank_order":
-        return Layout.in_rank_order(cluster, axes)
-    return Layout.place(cluster, axes)
+    place = Layout.in_rank_order if parallel.pipeline.placement == "rank_order" else Layout.place
+    try:
+        return place(cluster, axes)
+    except PlacementError as error:
+        fitting = math.gcd(sharers, *cluster.ranks_per_host)
+        instead = f"parallel.tensor.size={fitting if fitting > 1 else 'null'}"
+        if fitting == sharers:
+            instead = "parallel.pipeline.placement=auto"
+        raise PlacementError(f"{error}. Write {instead}") from error
 
 
 def _no_pipelines(ranks: int, size: int, sharers: int) -> PlacementError:

@@ -308,7 +308,7 @@ class PipelineMode(Mode):
             for stage in self._staged.stages:
                 stage.clear_runtime_states()
         if self._links is not None:
-            self._links.channels.close()
+            self._links.hang_up()
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.errors import CollectiveError
 from lightning_dist.parallel.pipeline.channels import Channels
 from lightning_dist.parallel.tensor import PlacedMesh
 from lightning_dist.topology.layout import Layout
@@ -55,11 +56,35 @@ class StageLinks:
         assert self.tensor is not None, "layers are split"
         return self.collectives.operation(name, self.tensor)
 
+    def raise_if_between_sharers(self, error: Exception, doing: str) -> None:
+        """What went wrong between ranks that share layers, in a collective of DTensor's own, is raised as such.
+
+        Args:
+            error: Of a layer, or of what computes the loss.
+            doing: What it came out of.
+
+        Raises:
+            CollectiveError: It was that.
+        """
+        if self.tensor is None or not isinstance(error, RuntimeError):
+            return
+        try:
+            with self.collectives.opening(doing, self.tensor):
+                raise error
+        except CollectiveError:
+            raise
+        except RuntimeError:
+            return
+
+    def hang_up(self) -> None:
+        """Close the connections by which ranks wait for each other inside a batch. Safe to call twice."""
+        self.channels.close()
+        if self.placed is not None:
+            self.placed.close()
+
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""
-        self.channels.close()
+        self.hang_up()
         if self.scatter is not None:
             self.scatter.close()
         destroy(self.groups)
-        if self.placed is not None:
-            self.placed.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.config.pipeline import PipelineConfig, stages_of_position
+from lightning_dist.errors import CollectiveError
 from lightning_dist.events import EventStream
 from lightning_dist.parallel.lost_weights import LostWeights
 from lightning_dist.parallel.pipeline.absent import AbsentTensors
@@ -58,6 +59,8 @@ class StagedModel:
     ) -> None:
         self.module = module
         self.split = split
+        self._links = links
+        self._tell = failed
         self._full = None if split is None else PartTensors(split, links.among_sharers)
         self.cut = cut
         position = links.pipeline.index
@@ -77,7 +80,7 @@ class StagedModel:
                 channels=links.channels,
                 events=events,
                 device=device,
-                failed=failed,
+                failed=self._failed,
                 where=where,
             )
             for index in stages_of_position(cut.positions, position)
@@ -118,9 +121,24 @@ class StagedModel:
         """Whether this rank holds it."""
         return tensor not in self._absent
 
-    def running(self, *, keeps_logits: bool = True) -> AbstractContextManager[None]:
+    @contextmanager
+    def running(self, *, keeps_logits: bool = True) -> Iterator[None]:
         """Around the forwards and backwards of a batch; see :meth:`TensorParallel.running`."""
-        return nullcontext() if self.split is None else self.split.running(keeps_logits=keeps_logits)
+        if self.split is None:
+            yield
+            return
+        try:
+            with self.split.running(keeps_logits=keeps_logits):
+                yield
+        except CollectiveError:
+            raise
+        except Exception as error:
+            self._links.raise_if_between_sharers(error, "a batch of a pipeline")
+            raise
+
+    def _failed(self, error: Exception, said: str) -> None:
+        self._links.raise_if_between_sharers(error, said)
+        self._tell(error, said)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, *, keep: bool) -> dict[str, Any]:
         """An optimizer's ``state_dict()`` with the whole entries of all stages; collective.
