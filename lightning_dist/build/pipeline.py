@@ -24,11 +24,12 @@ from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.pipeline import LayeredModel, StagedModel, StageLinks, find_layers
 from lightning_dist.parallel.pipeline.channels import ACTIVATION, GRADIENT, Boundary, Channels
 from lightning_dist.parallel.pipeline.cut import Cut, cost_of, cut_model
+from lightning_dist.parallel.pipeline.links import LayerMesh
 from lightning_dist.parallel.pipeline.runner import kept_buffers
 from lightning_dist.parallel.pipeline.split import check_split, split_evenly
 from lightning_dist.parallel.pipeline.stage import as_tuple
 from lightning_dist.parallel.pipeline.staged_model import crossings
-from lightning_dist.parallel.tensor import PlacedMesh, make_mesh, parallelize
+from lightning_dist.parallel.tensor import make_mesh, parallelize
 from lightning_dist.topology import Axes, Cluster, Layout
 from lightning_dist.topology.layout import DATA_AXES
 
@@ -103,13 +104,14 @@ def open_stage_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig
             collectives=run.collectives,
             groups=maker.made,
             readers=maker.make(layout.groups("pp", "tp"), "readers") if splits else pipeline,
-            placed=_mesh_of(layout, run, sync) if splits else None,
+            tensor=maker.make(layout.groups("tp"), "tp") if splits else None,
+            layers=_mesh_of(layout, run, sync) if splits else None,
         )
 
 
-def _mesh_of(layout: Layout, run: RunContext, sync: SyncConfig) -> PlacedMesh:
+def _mesh_of(layout: Layout, run: RunContext, sync: SyncConfig) -> LayerMesh:
     device_type = run.device.type
-    return make_mesh(layout, rank=run.rank, device_type=device_type, timeout_s=sync.timeout_s, axes=("tp",))
+    return LayerMesh(make_mesh(layout, rank=run.rank, device_type=device_type, timeout_s=sync.timeout_s, axes=("tp",)))
 
 
 def cut_into_stages(
@@ -149,8 +151,8 @@ def cut_into_stages(
                 broadcast_from_first(values)
         counts = _counts(module, model, run, parallel, len(positions))
         split = None
-        if links.placed is not None:
-            mesh, tensor = links.placed.mesh, parallel.tensor
+        if links.layers is not None:
+            mesh, tensor = links.layers.mesh, parallel.tensor
             split = parallelize(module, mesh, plan=tensor.plan, loss_parallel=tensor.loss_parallel)
         try:
             cut = cut_model(module, model, counts, positions)

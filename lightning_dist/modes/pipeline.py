@@ -394,6 +394,8 @@ class PipelineMode(Mode):
 def clear_frames(error: BaseException) -> None:
     """Let go what the frames of an error, and of those behind it, refer to."""
     behind: BaseException | None = error
-    while behind is not None:
+    seen: set[BaseException] = set()  # an error raised again while what it caused is handled stands behind itself
+    while behind is not None and behind not in seen:
+        seen.add(behind)
         traceback.clear_frames(behind.__traceback__)
         behind = behind.__cause__ or behind.__context__

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.scattered import HierarchicalScatter
@@ -13,6 +15,31 @@ from lightning_dist.errors import CollectiveError
 from lightning_dist.parallel.pipeline.channels import Channels
 from lightning_dist.parallel.tensor import PlacedMesh
 from lightning_dist.topology.layout import Layout
+
+
+class LayerMesh:
+    """The mesh over which the layers of a stage are split, until :meth:`close`.
+
+    Its connections close when nothing refers to its groups any more; so these are kept nowhere else.
+
+    Args:
+        placed: Over the ranks that share the layers.
+    """
+
+    def __init__(self, placed: PlacedMesh) -> None:
+        self._placed: PlacedMesh | None = placed
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh; one axis."""
+        assert self._placed is not None, "not closed"
+        return self._placed.mesh
+
+    def close(self) -> None:
+        """Close the connections, so that who waits for this rank is told at once. Safe to call twice."""
+        placed, self._placed = self._placed, None
+        if placed is not None:
+            placed.close()
 
 
 @dataclass(frozen=True)
@@ -28,7 +55,8 @@ class StageLinks:
         collectives: The seam.
         groups: Process groups to release at the end.
         readers: The ranks that read the same batches: those of the pipeline, and those that share layers with them.
-        placed: The mesh of the ranks that share the layers of this rank's stages; ``None`` where layers are whole.
+        tensor: The ranks that share the layers of this rank's stages; ``None`` where layers are whole.
+        layers: The mesh of the same ranks, for the layers themselves.
     """
 
     layout: Layout
@@ -39,17 +67,13 @@ class StageLinks:
     collectives: Collectives
     groups: list[RankGroup]
     readers: RankGroup
-    placed: PlacedMesh | None
+    tensor: RankGroup | None
+    layers: LayerMesh | None
 
     @property
     def among_replicas(self) -> Callable[[str], AbstractContextManager[None]]:
         """Opens the seam around an operation of the ranks that hold the same stages, given its name."""
         return lambda name: self.collectives.operation(name, self.data)
-
-    @property
-    def tensor(self) -> RankGroup | None:
-        """The ranks that share the layers of this rank's stages; ``None`` where layers are whole."""
-        return None if self.placed is None else self.placed.group("tp")
 
     def among_sharers(self, name: str) -> AbstractContextManager[None]:
         """Opens the seam around an operation of the ranks that share layers, given its name."""
@@ -79,8 +103,8 @@ class StageLinks:
     def hang_up(self) -> None:
         """Close the connections by which ranks wait for each other inside a batch. Safe to call twice."""
         self.channels.close()
-        if self.placed is not None:
-            self.placed.close()
+        if self.layers is not None:
+            self.layers.close()
 
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""
