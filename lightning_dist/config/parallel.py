@@ -81,8 +81,8 @@ class ParallelConfig:
             shards, which the optimizer steps, stay as they are. Only ``zero1`` to ``hsdp``.
         reduce_dtype: What gradients are summed in: ``same`` as their parameter's, ``fp32``, ``bf16`` or ``fp16``. Only
             ``zero1`` to ``hsdp``.
-        tensor: Layers split over the ranks of a host: by themselves with ``tensor``, or inside the shards of ``zero1``
-            to ``hsdp``.
+        tensor: Layers split over the ranks of a host: by themselves with ``tensor``, inside the shards of ``zero1`` to
+            ``hsdp``, or in the stages of ``pipeline``.
         pipeline: Layers dealt to ranks as stages.
     """
 
@@ -133,11 +133,6 @@ class ParallelConfig:
             raise CombinationError(
                 f"parallel.pipeline.size={self.pipeline.size} with parallel.mode={self.mode}: write parallel=pipeline "
                 "with that size; ranks that hold the same stage then average their gradients"
-            )
-        if (self.tensor.size or 1) > 1:
-            raise CombinationError(
-                f"parallel.mode=pipeline with parallel.tensor.size={self.tensor.size}: layers of a stage cannot be "
-                "split; write parallel.tensor.size=null, or parallel=tensor"
             )
 
     def _check_split(self) -> None:

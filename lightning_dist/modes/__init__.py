@@ -25,12 +25,15 @@ MODES: dict[str, type[Mode]] = {
 def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
     """The mode that ``setting.parallel`` asks for, not yet connected; where layers are split, the one that splits.
 
-    A pipeline of one rank is no pipeline: its ranks train as under ``ddp``.
+    A pipeline of one stage is no pipeline: its ranks train as under ``ddp``, or as under ``tensor``.
     """
     parallel = setting.parallel
+    mode = parallel.mode
     if parallel.stages and build.pipeline_size(setting.run.cluster, parallel) == 1:
-        return DataParallelMode(setting, module)
-    return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
+        mode = "ddp"
+    if parallel.splits and mode != "pipeline":
+        mode = "tensor"
+    return MODES[mode](setting, module)
 
 
 __all__ = ["MODES", "Mode", "PipelineMode", "Setting", "open_mode"]

@@ -18,7 +18,7 @@ from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.parallel.buffers import BufferedModule, BufferSync
 from lightning_dist.parallel.full_tensors import StateDictHooks
 from lightning_dist.parallel.norms import GlobalNorm
-from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, keep_kinds_apart
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, keep_kinds_apart, keep_list_options
 from lightning_dist.parallel.tensor.part_tensors import PartTensors
 
 
@@ -108,13 +108,10 @@ class AveragedMode(Mode):
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps its part; how lists of tensors are treated is this run's, not the checkpoint's."""
-        cut = [self._full.cut_optimizer_state(*pair) for pair in zip(optimizers, states, strict=False)]
-        for optimizer, state in zip(optimizers, cut, strict=False):
-            state["param_groups"] = [
-                {**saved, **{option: group[option] for option in ("foreach", "fused") if option in group}}
-                for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False)
-            ]
-        return cut
+        return [
+            keep_list_options(optimizer, self._full.cut_optimizer_state(optimizer, state))
+            for optimizer, state in zip(optimizers, states, strict=False)
+        ]
 
     def release(self, *, failed: bool) -> None:
         """Let the module go."""

@@ -35,6 +35,7 @@ from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, spl
 from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
 from lightning_dist.parallel.pipeline.stage import LayerStage
 from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, no_logs, pipeline_input, replay
+from lightning_dist.parallel.tensor import keep_kinds_apart, refuse_unsplit
 
 
 class PipelineMode(Mode):
@@ -60,7 +61,9 @@ class PipelineMode(Mode):
         self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
         self._held = HeldGradients(p for p in self.module.parameters() if staged.is_here(p))
         self._keeps = looks_at_old_gradients(trainer)
-        self._norm = GlobalNorm(setting.run.collectives, stages=links.pipeline, counts=staged.counts)
+        self._norm = GlobalNorm(
+            setting.run.collectives, tensor=links.tensor, stages=links.pipeline, counts=staged.counts
+        )
         clip_globally(setting.precision, self._norm)
         self._buffers = BufferSync(
             staged.buffers_module,
@@ -119,8 +122,12 @@ class PipelineMode(Mode):
             )
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Refuse what looks at all parameters at once."""
+        """Refuse what looks at all parameters at once, and, where layers are split, what was made before."""
+        assert self._staged is not None
+        if self._staged.split is not None:
+            refuse_unsplit(optimizers, self._staged.split)
         for optimizer in optimizers:
+            keep_kinds_apart(optimizer)
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise CombinationError(
                     "LBFGS needs all parameters on one rank, and calls backward several times a step; write "
@@ -161,7 +168,7 @@ class PipelineMode(Mode):
             if self._buffers is not None:
                 self._buffers.before_forward()
             start_ns = setting.run.events.clock_ns()
-            with self._closing_on_failure(), staged.aliases.in_place(), no_logs(self.module):
+            with self._closing_on_failure(), staged.running(), staged.aliases.in_place(), no_logs(self.module):
                 staged.runner.train(schedule, parts, step.inputs, step.loss_of, self._on_last_gradient)
         if self._synchronises:
             self._synchronise()
@@ -242,9 +249,9 @@ class PipelineMode(Mode):
             check_batches(
                 batch,
                 self.setting.run.collectives,
-                self._links.pipeline,
+                self._links.readers,
                 self.setting.run.device,
-                doing="are stages of one pipeline",
+                doing="belong to one pipeline",
             )
 
     def _describe_once(self) -> None:
@@ -302,7 +309,7 @@ class PipelineMode(Mode):
             for stage in self._staged.stages:
                 stage.clear_runtime_states()
         if self._links is not None:
-            self._links.channels.close()
+            self._links.hang_up()
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
@@ -316,7 +323,7 @@ class PipelineMode(Mode):
         _, count = staged.runner.cut(samples_of(batch))
         parts = split_batch(batch, count)
         inputs = [pipeline_input(self.module, part.values) for part in parts]
-        with self._closing_on_failure(), no_logs(self.module):
+        with self._closing_on_failure(), staged.running(keeps_logits=False), no_logs(self.module):
             outputs = staged.runner.forward(parts, inputs if staged.runner.has_first else [()] * len(parts))
         report = None
         if staged.runner.last is not None:
@@ -352,17 +359,12 @@ class PipelineMode(Mode):
         """Values on rank 0 only."""
         assert self._staged is not None
         inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
-        return self._staged.gather.optimizer_state(inner.state_dict(), keep=self.setting.run.rank == 0)
+        return self._staged.optimizer_state(inner, keep=self.setting.run.rank == 0)
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Each rank keeps the entries of its stages' parameters."""
+        """Each rank keeps the entries of its stages' parameters, and its part of them."""
         assert self._staged is not None
-        cut = []
-        for optimizer, state in zip(optimizers, states, strict=False):
-            owners = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-            kept = {i: entries for i, entries in state["state"].items() if self._staged.is_here(owners[i])}
-            cut.append({**state, "state": kept})
-        return cut
+        return [self._staged.optimizer_state_to_load(*pair) for pair in zip(optimizers, states, strict=False)]
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -394,6 +396,8 @@ class PipelineMode(Mode):
 def clear_frames(error: BaseException) -> None:
     """Let go what the frames of an error, and of those behind it, refer to."""
     behind: BaseException | None = error
-    while behind is not None:
+    seen: set[BaseException] = set()  # an error raised again while what it caused is handled stands behind itself
+    while behind is not None and behind not in seen:
+        seen.add(behind)
         traceback.clear_frames(behind.__traceback__)
         behind = behind.__cause__ or behind.__context__

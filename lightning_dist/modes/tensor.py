@@ -13,12 +13,12 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from torch import nn
 
 from lightning_dist import build
-from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.errors import CombinationError
 from lightning_dist.modes.averaged import AveragedMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.sharded import ShardedMode
 from lightning_dist.parallel.batches import check_batches
-from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, refuse_unsplit
 from lightning_dist.parallel.tensor.wrapped import SplitModule
 
 
@@ -100,14 +100,7 @@ class TensorMode(Mode):
         """Refuse those made before the split, and those the inner mode refuses."""
         assert self._split is not None
         assert self._inner is not None
-        names = {id(entry.original): entry.places[0][2] for entry in self._split.entries}
-        held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        stale = [names[key] for key in held if key in names]
-        if stale:
-            raise ConfigError(
-                f"an optimizer holds {stale[0]} (and {len(stale) - 1} more) as it was before its layer was split; "
-                "take parameters in configure_optimizers, from self.parameters(), not in __init__"
-            )
+        refuse_unsplit(optimizers, self._split)
         self._inner.check_optimizers(optimizers)
 
     def explaining(self) -> AbstractContextManager[None]:

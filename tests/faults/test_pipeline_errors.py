@@ -46,6 +46,8 @@ class Trip(nn.Module):
         return y
 
     def fail(self, gradient: Any = None) -> None:
+        if self.kind == "never":
+            return
         if self.kind == "raise":
             raise InjectedError(SAID)
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)

@@ -33,8 +33,8 @@ from lightning_dist.parallel.pipeline.graph import all_depend, enter, refuse_els
 from lightning_dist.parallel.pipeline.layers import Layer
 from lightning_dist.parallel.pipeline.timeline import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 
-Failed = Callable[[BaseException, str], None]
-"""Told of the user's error in a stage, and where it was."""
+Failed = Callable[[Exception, str], None]
+"""Told of an error in a stage, and where it was; raises instead if it is not the user's."""
 
 
 class StageModule(nn.Module):

@@ -152,6 +152,10 @@ class TensorParallel:
                 "the layer that comes after it"
             )
 
+    def leave_region(self) -> str | None:
+        """Where a part of the model begins or ends: the column layer whose output no row layer has taken, if any."""
+        return self._region.leave()
+
     def share_random_state(self) -> None:
         """Give all ranks of the group the default generators of its first; collective.
 
