@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tests.distributed.lightning_runs import loader_of, trainer_on_pool
