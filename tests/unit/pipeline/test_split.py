@@ -71,6 +71,12 @@ class Tied(nn.Module):
         self.inner["blocks"] = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
         self.temperature = nn.Parameter(torch.ones(()))
 
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.inner["tokens"](tokens)
+        for block in self.inner["blocks"]:
+            x = block(x)
+        return self.inner["head"](x) * 2
+
     def pipeline_layers(self) -> list[object]:
         inner = self.inner
         return [inner["tokens"], *inner["blocks"], PipelineLayer(lambda x: inner["head"](x) * 2, inner["head"])]
