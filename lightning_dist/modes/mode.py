@@ -75,6 +75,13 @@ class Mode:
         """Wrap again; collective."""
         raise NotImplementedError
 
+    def begin_batch(self, batch_idx: int) -> None:
+        """A batch to train on comes.
+
+        Args:
+            batch_idx: Its number in the epoch.
+        """
+
     def before_backward(self, loss: torch.Tensor) -> None:
         """A backward begins."""
 
