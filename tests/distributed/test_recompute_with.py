@@ -75,9 +75,19 @@ class QuietBlock(Block):
         return x + self.down(functional.dropout(torch.tanh(self.norm(self.up(x))), 0.3, self.training))
 
 
-def deep(how: str) -> Deep:
+class Once(Deep):
+    """Calls each block once: a compiled block with batch statistics cannot be called twice under ``selective``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def deep(how: str) -> Once:
     torch._dynamo.reset()
-    module = Deep()
+    module = Once()
     module.blocks = nn.ModuleList([QuietBlock() for _ in module.blocks])
     for index, block in enumerate(module.blocks):
         if how == "in place":
