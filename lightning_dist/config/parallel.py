@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from lightning_dist.config.checks import check_choice, check_range
+from lightning_dist.config.checks import check_choice, check_count, check_flags
 from lightning_dist.config.pipeline import PipelineConfig
 from lightning_dist.errors import CombinationError, ConfigError
 
@@ -38,9 +38,8 @@ class TensorConfig:
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            check_range("parallel.tensor.size", self.size, low=1, unit="ranks")
-            if self.size != int(self.size):
-                raise ConfigError(f"parallel.tensor.size={self.size:g} ranks: must be a whole number")
+            check_count("parallel.tensor.size", self.size, low=1, unit="ranks")
+        check_flags("parallel.tensor", self)
         if isinstance(self.plan, str):
             check_choice("parallel.tensor.plan", self.plan, TENSOR_PLANS)
         elif not isinstance(self.plan, Mapping) or not self.plan:
@@ -48,6 +47,9 @@ class TensorConfig:
                 f"parallel.tensor.plan={self.plan!r}: must be one of {', '.join(TENSOR_PLANS)}, or a mapping of "
                 'patterns of module names to styles, e.g. {"*.up": column, "*.down": row}'
             )
+
+
+_TENSOR_OPTIONS = tuple(option.name for option in fields(TensorConfig))
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,17 @@ class ParallelConfig:
         check_choice("parallel.secondary_shard", self.secondary_shard, SECONDARY_SHARDS)
         check_choice("parallel.gather_dtype", self.gather_dtype, SHARD_DTYPES)
         check_choice("parallel.reduce_dtype", self.reduce_dtype, SHARD_DTYPES)
-        check_range("parallel.prefetch", self.prefetch, low=1, high=64, unit="blocks")
+        check_flags("parallel", self)
+        check_count("parallel.prefetch", self.prefetch, low=1, high=64, unit="blocks")
         if isinstance(self.shard_modules, str) or not all(isinstance(name, str) for name in self.shard_modules):
             raise ConfigError(
                 f"parallel.shard_modules={self.shard_modules!r}: must be a list of class names or patterns, "
                 "e.g. [Block] or ['model.blocks.*']"
+            )
+        if not isinstance(self.tensor, TensorConfig):
+            raise ConfigError(
+                f"parallel.tensor={self.tensor!r}: must be a mapping of the options {', '.join(_TENSOR_OPTIONS)}, "
+                "e.g. {size: 2}; the mode is parallel=tensor"
             )
         if self.secondary_shard == "host" and self.mode != "zero3":
             raise CombinationError(

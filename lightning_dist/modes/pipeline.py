@@ -35,7 +35,7 @@ from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, spl
 from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
 from lightning_dist.parallel.pipeline.stage import LayerStage
 from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, no_logs, pipeline_input, replay
-from lightning_dist.parallel.tensor import keep_kinds_apart, refuse_unsplit
+from lightning_dist.parallel.tensor import keep_kinds_apart, refuse_unsplit, refuse_whole_only
 
 
 class PipelineMode(Mode):
@@ -126,6 +126,8 @@ class PipelineMode(Mode):
         assert self._staged is not None
         if self._staged.split is not None:
             refuse_unsplit(optimizers, self._staged.split)
+            for optimizer in optimizers:
+                refuse_whole_only(optimizer)
         for optimizer in optimizers:
             keep_kinds_apart(optimizer)
             if isinstance(optimizer, torch.optim.LBFGS):
@@ -133,6 +135,10 @@ class PipelineMode(Mode):
                     "LBFGS needs all parameters on one rank, and calls backward several times a step; write "
                     "parallel=ddp"
                 )
+
+    def begin_batch(self, batch_idx: int) -> None:
+        """At the first batch of an epoch, see whether the ranks of a pipeline read the same."""
+        self._is_checked = self._is_checked and batch_idx > 0
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -340,6 +346,7 @@ class PipelineMode(Mode):
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """In a fit, bring buffers to the first pipeline's state once."""
+        self._is_checked = False
         if self._buffers is not None:
             self._buffers.sync()
 

@@ -16,6 +16,27 @@ from torch.distributed.tensor import DTensor
 from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.parallel.tensor.model import TensorParallel
 
+WHOLE_ONLY = {
+    "Adafactor": "takes means over rows and columns of whole matrices; write torch.optim.AdamW",
+    "LBFGS": "puts all gradients into one list of numbers; write torch.optim.AdamW",
+    "Rprop": "picks values out of gradients; write torch.optim.AdamW",
+}
+"""Optimizers of torch that do not take DTensors (2.13), by name: why, and what does."""
+
+
+def refuse_whole_only(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that steps whole tensors only.
+
+    Raises:
+        CombinationError: It is one of :data:`WHOLE_ONLY`, or made from one.
+    """
+    for base in type(optimizer).__mro__:
+        if base.__name__ in WHOLE_ONLY:
+            raise CombinationError(
+                f"{type(optimizer).__name__} does not step layers that are split over ranks: it "
+                f"{WHOLE_ONLY[base.__name__]}, or parallel=ddp"
+            )
+
 
 def keep_kinds_apart(optimizer: torch.optim.Optimizer) -> None:
     """Have an optimizer treat tensor after tensor where a parameter group holds plain tensors and DTensors.
