@@ -138,11 +138,11 @@ def cut_into_stages(
     if has_lost_weights(module):
         raise_lost(type(module).__name__)
     config, size = parallel.pipeline, links.pipeline.size
-    model = find_layers(module, config.layers)
     if is_on_meta(module):
         with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
             materialize(module, run.device)
     module.to(run.device)
+    model = find_layers(module, config.layers)  # of the parameters that stay: those on the meta device do not
     positions = position_of_stage(config.schedule, size, size * config.stages_per_rank)
     with side_stream(run.device), run.collectives.opening("cutting the model into stages", run.world):
         values = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]

@@ -16,7 +16,6 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
@@ -26,16 +25,16 @@ from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode
-from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport
+from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport, looks_at_old_gradients
 from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
-from lightning_dist.parallel.pipeline.held_gradients import HeldGradients
+from lightning_dist.parallel.pipeline.held_gradients import HeldGradients, check_gradient_hooks
 from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, split_batch
 from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
 from lightning_dist.parallel.pipeline.stage import LayerStage
-from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, pipeline_input, replay
+from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, no_logs, pipeline_input, replay
 from lightning_dist.parallel.tensor import keep_kinds_apart, refuse_unsplit
 
 
@@ -48,6 +47,7 @@ class PipelineMode(Mode):
     _held: HeldGradients | None = None
     _norm: GlobalNorm | None = None
     _buffers: BufferSync | None = None
+    _keeps = False  # whether old gradients stay until they are zeroed
     _synchronises = True
     _is_checked = False
     _is_described = False
@@ -60,6 +60,7 @@ class PipelineMode(Mode):
         staged, links = self._open()
         self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
         self._held = HeldGradients(p for p in self.module.parameters() if staged.is_here(p))
+        self._keeps = looks_at_old_gradients(trainer)
         self._norm = GlobalNorm(
             setting.run.collectives, tensor=links.tensor, stages=links.pipeline, counts=staged.counts
         )
@@ -144,7 +145,9 @@ class PipelineMode(Mode):
         staged, setting = self._staged, self.setting
         batch, rest = args[0], args[1:]
         self._check_batch(batch)
-        accumulation = self._accumulation(rest)
+        accumulation = self._accumulation()
+        if not self._is_described:
+            check_gradient_hooks(self.module)
         with setting.precision.train_step_context():
             schedule, count = self._cut(samples_of(batch))
             parts = split_batch(batch, count)
@@ -165,7 +168,7 @@ class PipelineMode(Mode):
             if self._buffers is not None:
                 self._buffers.before_forward()
             start_ns = setting.run.events.clock_ns()
-            with self._closing_on_failure(), staged.running(), staged.aliases.in_place():
+            with self._closing_on_failure(), staged.running(), staged.aliases.in_place(), no_logs(self.module):
                 staged.runner.train(schedule, parts, step.inputs, step.loss_of, self._on_last_gradient)
         if self._synchronises:
             self._synchronise()
@@ -180,14 +183,12 @@ class PipelineMode(Mode):
         loss = self._held.loss(torch.tensor(report.loss, device=setting.run.device), 1 / accumulation)
         return {**report.result, "loss": loss} if isinstance(report.result, Mapping) else loss
 
-    def _accumulation(self, rest: tuple[Any, ...]) -> int:
-        """Micro-steps of the present window; at its first one, what the window before left is let go."""
-        trainer = self.module.trainer
+    def _accumulation(self) -> int:
+        """Micro-steps of the present window."""
+        trainer, held = self.module.trainer, self._held
+        assert held is not None
         number = int(trainer.accumulate_grad_batches)
-        assert self._held is not None
-        first = not rest or rest[0] % number == 0
-        if first and not is_overridden("optimizer_zero_grad", self.module):
-            self._held.forget()
+        held.begin(window=trainer.fit_loop.batch_idx % number == 0, keeps=self._keeps)
         return number
 
     def _cut(self, samples: int) -> tuple[str, int]:
@@ -322,13 +323,14 @@ class PipelineMode(Mode):
         _, count = staged.runner.cut(samples_of(batch))
         parts = split_batch(batch, count)
         inputs = [pipeline_input(self.module, part.values) for part in parts]
-        with self._closing_on_failure(), staged.running(keeps_logits=False):
+        with self._closing_on_failure(), staged.running(keeps_logits=False), no_logs(self.module):
             outputs = staged.runner.forward(parts, inputs if staged.runner.has_first else [()] * len(parts))
         report = None
         if staged.runner.last is not None:
             logs = StepLogs(self.module)
             samples = samples_of(batch)
-            given = self._given.for_step(step, join(outputs), pipeline_input(self.module, batch))
+            output = join(outputs, [part.samples for part in parts])
+            given = self._given.for_step(step, output, pipeline_input(self.module, batch))
             with self._closing_on_failure(), given, logs.collecting(float(samples), samples):
                 result = getattr(self.module, step)(*args, **kwargs)
             report = StepReport(None, logs.combined(), result)

@@ -103,7 +103,7 @@ CLI_TRAINER = [
 @pytest.mark.parametrize(
     "strategy",
     [
-        ["--trainer.strategy=hierdist"],
+        pytest.param(["--trainer.strategy=hierdist"], marks=pytest.mark.sweep),
         ["--trainer.strategy=lightning_dist.HierDistStrategy", "--trainer.strategy.sync=flat"],
     ],
     ids=["name", "class"],
@@ -121,7 +121,7 @@ def test_lightning_cli(by_script: FreshResult, strategy: list[str]) -> None:
     [
         ("setup", 1, 2),
         ("training", 0, 2),
-        ("validation", 2, 3),
+        pytest.param("validation", 2, 3, marks=pytest.mark.sweep),
     ],
 )
 def test_a_rank_that_raises_ends_all(phase: str, rank: int, devices: int) -> None:

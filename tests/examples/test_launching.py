@@ -32,7 +32,7 @@ def test_a_second_trainer_finds_the_ranks_of_the_first(tmp_path: Path) -> None:
     assert [facts["pid"] for facts in first] == [facts["pid"] for facts in second]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.sweep), 1])
 def test_a_rank_that_raises_ends_all_with_its_traceback(rank: int, tmp_path: Path) -> None:
     result = run(f"fail-rank-{rank}", tmp_path)
     assert result.returncode == 1
@@ -79,7 +79,7 @@ def test_killing_the_main_process_leaves_no_process(mode: str, tmp_path: Path) -
 ODD = ["a=b c", "50% #1", "it's", 'say "x", {y}', "ü/[1, 2]"]
 
 
-@pytest.mark.parametrize("app", ["plain_app.py", "job_app.py"])
+@pytest.mark.parametrize("app", [pytest.param("plain_app.py", marks=pytest.mark.sweep), "job_app.py"])
 def test_each_job_of_a_sweep_has_its_own_ranks_folder_and_values(app: str, tmp_path: Path) -> None:
     values = ",".join("'" + value.replace("'", r"\'") + "'" for value in ODD[:3])
     run_script([APPS / app, "-m", f"text={values}"], cwd=tmp_path, deadline_s=DEADLINE_S).check()

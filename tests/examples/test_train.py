@@ -86,6 +86,11 @@ def test_layers_dealt_to_ranks(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("pipeline.html"))) == 1
 
 
+def test_layers_of_an_mlp_dealt_to_ranks(tmp_path: Path) -> None:
+    result = train("parallel=pipeline", "model=mlp", "data=synthetic", cwd=tmp_path).check()
+    assert "1 pipeline of 2 ranks, schedule 1f1b" in result.stderr + result.stdout
+
+
 def test_layers_dealt_to_ranks_that_share_them(tmp_path: Path) -> None:
     overrides = ["parallel=pipeline", "parallel.tensor.size=2", "parallel.tensor.loss_parallel=true"]
     result = train(*overrides, "trainer.devices=4", cwd=tmp_path).check()

@@ -32,6 +32,10 @@ class TensorKind(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        """E.g. ``float32 [4, 8]``."""
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
     @property
     def has_gradient(self) -> bool:
         """Whether a gradient may come back for it."""

@@ -71,6 +71,7 @@ class StagedModel:
         beside = cut.beside(module)
         last = len(cut.counts) - 1
         where = links.collectives.where(links.collectives.rank)
+        elsewhere = {id(p): name for name, p in module.named_parameters() if p in self._absent}
         self.stages = tuple(
             LayerStage(
                 StageModule(cut.layers_of(index), beside if index == last else ()),
@@ -82,6 +83,7 @@ class StagedModel:
                 device=device,
                 failed=self._failed,
                 where=where,
+                elsewhere=elsewhere,
             )
             for index in stages_of_position(cut.positions, position)
         )

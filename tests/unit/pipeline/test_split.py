@@ -78,7 +78,7 @@ class Tied(nn.Module):
 
 def test_layers_by_method_by_path_and_by_attribute() -> None:
     found = find_layers(Tied(), None)
-    assert found.root_name == "inner"
+    assert found.root_name == "", "a ModuleDict is not what is called"
     assert [layer.name for layer in found.layers] == [
         "inner.tokens",
         *(f"inner.blocks.{i}" for i in range(3)),
@@ -90,6 +90,22 @@ def test_layers_by_method_by_path_and_by_attribute() -> None:
         outer.pipeline_layers = "net"
         found = find_layers(outer, path)
         assert (found.root, found.root_name, len(found.layers)) == (outer.net, "net", 3)
+
+
+def test_a_list_of_layers_is_not_what_is_called() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks[1](self.blocks[0](x))
+
+    outer = nn.Module()
+    outer.inner = Inner()
+    outer.pipeline_layers = lambda: list(outer.inner.blocks)  # type: ignore[assignment]
+    assert find_layers(outer, None).root_name == "inner"
+    assert find_layers(outer, "inner.blocks").root_name == "inner"
 
 
 def test_what_is_tied_is_shared_and_what_is_beside_belongs_to_the_last_stage() -> None:
@@ -136,3 +152,47 @@ def test_a_module_in_two_layers_is_refused_unless_it_holds_nothing() -> None:
     assert len(find_layers(nn.Sequential(linear, act, nn.Linear(2, 2), act), "").layers) == 4
     with pytest.raises(ConfigError, match="hold the same module"):
         find_layers(nn.Sequential(linear, act, linear), "")
+
+
+class WithStart(nn.Module):
+    """Its blocks are in a list, which cannot be called, and its first layer uses a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential()  # to be called; its forward does not matter here
+        self.model.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        self.model.start = nn.Parameter(torch.ones(2))
+
+    def pipeline_layers(self) -> list[object]:
+        first, *others = self.model.blocks
+        return [PipelineLayer(lambda x: first(x) + self.model.start, first, self.model.start), *others]
+
+
+def test_a_layer_may_use_parameters_by_themselves() -> None:
+    model = WithStart()
+    found = find_layers(model, None)
+    assert found.layers[0].name == "model.blocks.0, model.start"
+    assert found.root_name == "model", "what holds all layers and can be called"
+    cut = cut_model(model, found, (2, 1), (0, 1))
+    assert cut.holders(model.model.start) == (0,)
+    assert cut.beside(model) == []
+
+
+def test_a_parameter_by_itself_is_in_one_layer() -> None:
+    model = WithStart()
+    start, blocks = model.model.start, model.model.blocks
+    layers = [PipelineLayer(blocks[0], blocks[0], start), PipelineLayer(blocks[1], blocks[1], start), blocks[2]]
+    vars(model)["pipeline_layers"] = lambda: layers
+    with pytest.raises(ConfigError, match="use the same parameter, which one of them names by itself"):
+        find_layers(model, None)
+
+
+def test_parts_of_the_forward_that_are_in_no_layer_are_refused() -> None:
+    model = WithStart()
+    with pytest.raises(ConfigError, match=r"make up self.model, and model.start is in none of them"):
+        find_layers(model, "model.blocks")
+
+
+def test_a_wrong_path_is_answered_with_those_that_hold_layers() -> None:
+    with pytest.raises(ConfigError, match=r"no such module; .* hold layers: model, model.blocks"):
+        find_layers(WithStart(), "blocks")
