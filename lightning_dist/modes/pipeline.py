@@ -7,7 +7,6 @@ told to the other ranks. The loss that Lightning is given puts the gradients in 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +29,7 @@ from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
+from lightning_dist.parallel.pipeline.channels import clear_frames
 from lightning_dist.parallel.pipeline.held_gradients import HeldGradients, check_gradient_hooks
 from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, split_batch
 from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
@@ -398,13 +398,3 @@ class PipelineMode(Mode):
 
     _averages: Mapping[int, PartAverage] = {}  # replaced, never written to
     _late: PartAverage | None = None
-
-
-def clear_frames(error: BaseException) -> None:
-    """Let go what the frames of an error, and of those behind it, refer to."""
-    behind: BaseException | None = error
-    seen: set[BaseException] = set()  # an error raised again while what it caused is handled stands behind itself
-    while behind is not None and behind not in seen:
-        seen.add(behind)
-        traceback.clear_frames(behind.__traceback__)
-        behind = behind.__cause__ or behind.__context__

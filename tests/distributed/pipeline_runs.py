@@ -48,10 +48,23 @@ def frozen_first() -> nn.Sequential:
     return net
 
 
-def even_gpt(dropout: float = 0.0) -> GPT:
+def even_gpt(dropout: float = 0.0, kind: type[GPT] = GPT) -> GPT:
     """As :func:`tied_gpt`, of sizes that two ranks can share."""
     config = GPTConfig(vocab_size=VOCABULARY + 1, block_size=TIME, n_layer=4, n_head=2, n_embd=8, dropout=dropout)
-    return spread(GPT(config))
+    return spread(kind(config))
+
+
+class SoftGPT(GPT):
+    """Something follows the output layer, in a stage of its own if need be."""
+
+    def soft(self, logits: Tensor) -> Tensor:
+        return 3 * torch.tanh(logits / 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.soft(super().forward(tokens))
+
+    def pipeline_layers(self) -> list[Any]:
+        return [*super().pipeline_layers(), PipelineLayer(self.soft)]
 
 
 class LayeredDecoder(Decoder):
@@ -106,12 +119,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "noisy": lambda: tied_gpt(0.3),
     "even": even_gpt,
     "even_noisy": lambda: even_gpt(0.3),
+    "soft": lambda: even_gpt(kind=SoftGPT),
     "decoder": lambda: spread(LayeredDecoder()),
     "frozen": frozen_first,
     "streams": TwoStreams,
     "batch_norm": batch_norm,
 }
-TEXT = ("gpt", "noisy", "even", "even_noisy", "decoder")
+TEXT = ("gpt", "noisy", "even", "even_noisy", "soft", "decoder")
 
 
 def make_batches(model: str, count: int, *, seed: int, size: int) -> list[Any]:

@@ -42,7 +42,8 @@ CASES = {
     "zbv-4": ("4", StageCase("even", **two_by_two("zbv"), optimizer="adamw", trainer=BY_NORM)),
     "zbv-2+2-loss_parallel": ("2+2", StageCase("even", **two_by_two("zbv", loss_parallel=True), accumulation=3)),
     "dualpipev-4": ("4", StageCase("decoder", **two_by_two("dualpipev"), trainer=BY_NORM)),
-    "uneven-2+2": ("2+2", StageCase("even", **two_by_two(loss_parallel=True), size=7)),
+    "gpipe-2+2-uneven": ("2+2", StageCase("even", **two_by_two("gpipe", loss_parallel=True), size=7)),
+    "1f1b-2+2-behind_head": ("2+2", StageCase("soft", **two_by_two(split=[6, 1], loss_parallel=True))),
     "ignoring-4": ("4", StageCase("even", **two_by_two(loss_parallel=True), loss="ignoring", accumulation=3)),
 }
 

@@ -197,6 +197,8 @@ def tried(context: RankContext, kind: type[StageLearner], case: StageCase) -> tu
     try:
         module.net(torch.zeros(1, 2, dtype=torch.long))
     except LostWeightsError:
+        module.load_state_dict(kind(case).state_dict())
+        assert torch.isfinite(module.net(torch.zeros(1, 2, dtype=torch.long))).all()
         return error, "lost", False
     return error, "whole", all(type(p).__name__ == "Parameter" and p.numel() for p in module.net.parameters())
 
