@@ -189,6 +189,25 @@ class GivesItsOwn(Learner):
         return self.head(self.take(*self.give(self.first(x))))
 
 
+class Missing(Learner):
+    """Some of its inputs are not known."""
+
+    def make(self) -> None:
+        self.first, self.second, self.head = nn.Linear(7, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def fill(self, x: Tensor) -> Tensor:
+        return self.first(x.nan_to_num(0.5))
+
+    def pipeline_layers(self) -> Any:
+        return [PipelineLayer(self.fill, self.first), self.second, self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.fill(x)))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader_of([(x.where(x > 0, torch.nan), y) for x, y in make_batches(1, 4, size=8)[0]])
+
+
 class NoNumber(Learner):
     """Its step does not ask for the number of the batch."""
 
@@ -231,7 +250,6 @@ class ReturnsMore(Learner):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)
         assert outputs["output"].shape == (8, 3)
-        assert not outputs["output"].requires_grad
         assert outputs["name"] == "it"
         assert outputs["positive"] == (outputs["output"] > 0).sum()
         self.said.append(round(float(outputs["mean"] - outputs["output"].mean()), 5))
@@ -267,6 +285,7 @@ CASES: dict[str, tuple[type[Learner], dict[str, Any], dict[str, Any]]] = {
     "own_parameter": (OwnParameter, pipe(), {}),
     "in_a_list": (InAList, pipe(), {}),
     "one_more_in_training": (OneMoreInTraining, pipe(split=[2, 2]), {}),
+    "missing": (Missing, pipe(), {}),
     "no_number": (NoNumber, pipe(), ACCUMULATED),
     "own_zeroing": (OwnZeroing, pipe(), {}),
     "own_zeroing-accumulated": (OwnZeroing, pipe(), ACCUMULATED),
