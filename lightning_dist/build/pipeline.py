@@ -24,6 +24,7 @@ from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.pipeline import LayeredModel, StagedModel, StageLinks, find_layers
 from lightning_dist.parallel.pipeline.channels import ACTIVATION, GRADIENT, Boundary, Channels
 from lightning_dist.parallel.pipeline.cut import Cut, cost_of, cut_model
+from lightning_dist.parallel.pipeline.graph import enter
 from lightning_dist.parallel.pipeline.links import LayerMesh
 from lightning_dist.parallel.pipeline.runner import kept_buffers
 from lightning_dist.parallel.pipeline.split import check_split, split_evenly
@@ -267,30 +268,35 @@ def _counts(
         return check_split(config.split, len(model.layers))
     if config.balance == "parameters":
         return split_evenly([cost_of(layer) for layer in model.layers], stages)
-    costs: list[list[float]] = [_timed(module, model, run.device) if run.rank == 0 else []]
+    example = _example(module)  # asked on every rank, so that all refuse
+    costs: list[list[float]] = [_timed(module, model, run.device, example) if run.rank == 0 else []]
     if run.cluster.world_size > 1:
         with run.operation("broadcast of the layers' costs"):
             dist.broadcast_object_list(costs, 0)
     return split_evenly(costs[0], stages)
 
 
-def _timed(module: nn.Module, model: LayeredModel, device: torch.device) -> list[float]:
-    """Seconds of each layer's forward and backward on the module's example input; the fastest of a few runs."""
+def _example(module: nn.Module) -> torch.Tensor:
     example = getattr(module, "example_input_array", None)
     if not isinstance(example, torch.Tensor):
         raise ConfigError(
             f"parallel.pipeline.balance=time measures layers on {type(module).__name__}.example_input_array, which is "
             "not set: set it to a tensor as the model is called with, or write parallel.pipeline.balance=parameters"
         )
+    return example
+
+
+def _timed(module: nn.Module, model: LayeredModel, device: torch.device, example: torch.Tensor) -> list[float]:
+    """Seconds of each layer's forward and backward on an example input; the fastest of a few runs."""
     best = [float("inf")] * len(model.layers)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), kept_buffers(module), torch.enable_grad():
         for _ in range(_TIMED_RUNS):
-            values: tuple[torch.Tensor, ...] = (example.to(device),)
+            values: tuple[torch.Tensor, ...] = (example.to(device).clone(),)  # layers may work in place
             for index, layer in enumerate(model.layers):
                 given = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in values)
                 start = _now(device)
-                result = as_tuple(layer.call(*given))
+                result = as_tuple(layer.call(*enter(given)))
                 roots = [r for r in result if isinstance(r, torch.Tensor) and r.requires_grad]
                 if roots:
                     wanted: list[torch.Tensor] = [p for m in layer.modules for p in m.parameters() if p.requires_grad]

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 from torch.utils.data import DataLoader
 
 from lightning_dist import PipelineLayer
+from lightning_dist.errors import ConfigError
 from tests.distributed.lightning_runs import loader_of, make_batches, sgd, strategy_of, trainer_on_pool
 from tests.support.ranks import RankPool, RanksFailed
 from tests.support.reference import assert_same
@@ -73,6 +74,16 @@ class InPlace(Learner):
         self.net = nn.Sequential(
             *(nn.Linear(7, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 3))
         )
+
+
+class InPlaceExample(InPlace):
+    def make(self) -> None:
+        super().make()
+        self.net.insert(0, nn.ReLU(inplace=True))
+        self.example_input_array = -torch.ones(2, 7)
+
+    def on_train_end(self) -> None:
+        assert self.example_input_array.max() < 0, "it is the user's"
 
 
 class Normalized(Learner):
@@ -189,6 +200,25 @@ class GivesItsOwn(Learner):
         return self.head(self.take(*self.give(self.first(x))))
 
 
+class Missing(Learner):
+    """Some of its inputs are not known."""
+
+    def make(self) -> None:
+        self.first, self.second, self.head = nn.Linear(7, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def fill(self, x: Tensor) -> Tensor:
+        return self.first(x.nan_to_num(0.5))
+
+    def pipeline_layers(self) -> Any:
+        return [PipelineLayer(self.fill, self.first), self.second, self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.fill(x)))
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader_of([(x.where(x > 0, torch.nan), y) for x, y in make_batches(1, 4, size=8)[0]])
+
+
 class NoNumber(Learner):
     """Its step does not ask for the number of the batch."""
 
@@ -231,7 +261,6 @@ class ReturnsMore(Learner):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_end(outputs, batch, batch_idx)
         assert outputs["output"].shape == (8, 3)
-        assert not outputs["output"].requires_grad
         assert outputs["name"] == "it"
         assert outputs["positive"] == (outputs["output"] > 0).sum()
         self.said.append(round(float(outputs["mean"] - outputs["output"].mean()), 5))
@@ -257,8 +286,10 @@ def pipe(schedule: str = "1f1b", **more: Any) -> dict[str, Any]:
 
 
 ACCUMULATED = {"accumulate_grad_batches": 2}
+BY_TIME = pipe(balance="time")
 CASES: dict[str, tuple[type[Learner], dict[str, Any], dict[str, Any]]] = {
     "in_place": (InPlace, pipe(split=[1, 4]), {}),
+    "in_place-by_time": (InPlaceExample, BY_TIME, {}),
     "in_place-zbv": (InPlace, pipe("zbv", split=[1, 1, 1, 2]), {}),
     "writes_into_the_batch": (Normalized, pipe(), {}),
     "looks_up": (LooksUp, pipe("interleaved_1f1b"), {}),
@@ -267,6 +298,7 @@ CASES: dict[str, tuple[type[Learner], dict[str, Any], dict[str, Any]]] = {
     "own_parameter": (OwnParameter, pipe(), {}),
     "in_a_list": (InAList, pipe(), {}),
     "one_more_in_training": (OneMoreInTraining, pipe(split=[2, 2]), {}),
+    "missing": (Missing, pipe(), {}),
     "no_number": (NoNumber, pipe(), ACCUMULATED),
     "own_zeroing": (OwnZeroing, pipe(), {}),
     "own_zeroing-accumulated": (OwnZeroing, pipe(), ACCUMULATED),
@@ -345,6 +377,15 @@ def test_what_cannot_be_right_is_refused_by_name(
 ) -> None:
     with pytest.raises(RanksFailed, match=said):
         ranks.run(train, world_size=2, args=(kind, pipe(schedule, virtual_stages=1), {}))
+
+
+def refuse_without_example(context: RankContext) -> None:
+    with pytest.raises(ConfigError, match="example_input_array, which is not set"):
+        train(context, InPlace, BY_TIME, {})
+
+
+def test_measuring_without_an_example_is_refused_on_every_rank(ranks: RankPool) -> None:
+    ranks.run(refuse_without_example, world_size=2)
 
 
 def warn_of_hooks(context: RankContext) -> None:

@@ -332,6 +332,7 @@ def test_configs_cannot_be_changed() -> None:
     ("argument", "message"),
     [
         ("sync.timeout_s=60s", r"sync.timeout_s=60s: must be a number of seconds, such as sync.timeout_s=\d"),
+        ("parallel.pipeline.micro_batches=x", "must be a number, such as parallel.pipeline.micro_batches=4"),
         ("sync.chunk_bytes=8MB", "must be a number of bytes, such as sync.chunk_bytes=8000000"),
         (
             "recompute.modules=model.blocks.*",

@@ -85,12 +85,17 @@ class GivenOutput:
             return
         self._is_checked = True
         pairs = zip(tensors_of(list(given)), tensors_of(list(inputs)), strict=False)
-        if signature_of(list(given)) != signature_of(list(inputs)) or not all(torch.equal(a, b) for a, b in pairs):
+        if signature_of(list(given)) != signature_of(list(inputs)) or not all(_equal(a, b) for a, b in pairs):
             raise ConfigError(
                 f"{self._owner}.{step} calls {self._name} with other values than the pipeline's first stage was given; "
                 f"give {self._owner} a method pipeline_input(self, batch) that makes of a batch what the model is "
                 "called with, and use it in the step"
             )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether they are the same; not a number, as a missing value, equals itself."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # != itself: NaN
 
 
 @dataclass
