@@ -56,7 +56,8 @@ def place_stages(cluster: Cluster, parallel: ParallelConfig) -> Layout:
             f"parallel.pipeline.size={' or '.join(fitting)}"
         )
     parallel.pipeline.check_size(size)
-    axes = Axes(pp=size, dp_replicate=cluster.world_size // size)
+    same = cluster.world_size // size
+    axes = Axes(pp=size, dp_shard=same) if parallel.shards else Axes(pp=size, dp_replicate=same)
     if parallel.pipeline.placement == "rank_order":
         return Layout.in_rank_order(cluster, axes)
     return Layout.place(cluster, axes)
@@ -128,7 +129,7 @@ def cut_into_stages(
             module,
             cut,
             links,
-            shared_groups=_shared_groups(cut, links, run, sync),
+            shared_groups=_shared_groups(cut, links, run, sync, by_shard=parallel.shards),
             config=config,
             events=run.events,
             device=run.device,
@@ -168,15 +169,18 @@ def describe_stages(run: RunContext, staged: StagedModel, links: StageLinks, par
     """How a model is cut, and where its stages are, in a few lines."""
     config, cut, layout = parallel.pipeline, staged.cut, links.layout
     size, count = links.pipeline.size, config.micro_batches_for(links.pipeline.size)
+    replicas = layout.groups(*DATA_AXES)
+    same = len(replicas[0])
     lines = [
-        f"hierdist: {describe_ranks(run.cluster)}; {layout.axes.dp_replicate} pipeline"
-        f"{'' if layout.axes.dp_replicate == 1 else 's'} of {size} ranks, schedule {config.schedule}, up to "
-        f"{count} micro-batches, split by {'hand' if config.split else config.balance}"
+        f"hierdist: {describe_ranks(run.cluster)}; {same} pipeline{'' if same == 1 else 's'} of {size} ranks, "
+        f"schedule {config.schedule}, up to {count} micro-batches, split by "
+        f"{'hand' if config.split else config.balance}"
+        + (f"; {parallel.mode}: each stage in {same} shards" if parallel.shards and same > 1 else "")
     ]
     for stage in range(len(cut.counts)):
         layers = cut.layers_of(stage)
         names = layers[0].name if len(layers) == 1 else f"{layers[0].name} ... {layers[-1].name}"
-        ranks = [layout.rank_at(pp=cut.positions[stage], dp_replicate=r) for r in range(layout.axes.dp_replicate)]
+        ranks = replicas[cut.positions[stage]]
         own = sum(p.numel() for p in {p for layer in layers for m in layer.modules for p in m.parameters()})
         lines.append(f"  stage {stage} on rank {', '.join(map(str, ranks))}: {names} ({own:,} parameters)")
     return "\n".join(lines)
@@ -267,11 +271,18 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _shared_groups(cut: Cut, links: StageLinks, run: RunContext, sync: SyncConfig) -> dict[tuple[int, ...], RankGroup]:
-    """A group for each set of ranks that hold parameters together; every rank makes those of all pipelines."""
+def _shared_groups(
+    cut: Cut, links: StageLinks, run: RunContext, sync: SyncConfig, *, by_shard: bool
+) -> dict[tuple[int, ...], RankGroup]:
+    """A group for each set of ranks that hold parameters together; every rank makes those of all pipelines.
+
+    Where stages are sharded, holders of the same shard belong together; they may be in different pipelines.
+    """
     found = {}
+    same = [sorted(part) for part in links.layout.groups(*DATA_AXES)]  # as shards are numbered
+    pipelines = list(zip(*same, strict=True)) if by_shard else links.layout.groups("pp")
     for holders in cut.shared():
-        for pipeline in links.layout.groups("pp"):
+        for pipeline in pipelines:
             ranks = sorted(pipeline[position] for position in holders)
             group = make_group(
                 ranks, rank=run.rank, label="tied", tier=run.cluster.tier_of(ranks).value, timeout_s=sync.timeout_s

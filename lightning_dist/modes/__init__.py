@@ -9,6 +9,7 @@ from lightning_dist.modes.data_parallel import DataParallelMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.pipeline import PipelineMode
 from lightning_dist.modes.sharded import ShardedMode
+from lightning_dist.modes.sharded_pipeline import ShardedPipelineMode
 from lightning_dist.modes.tensor import TensorMode
 
 MODES: dict[str, type[Mode]] = {
@@ -25,11 +26,19 @@ MODES: dict[str, type[Mode]] = {
 def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
     """The mode that ``setting.parallel`` asks for, not yet connected; where layers are split, the one that splits.
 
-    A pipeline of one rank is no pipeline: its ranks train as under ``ddp``.
+    A pipeline of one rank is no pipeline: its ranks train as under ``ddp``. Stages are sharded where several ranks hold
+    the same ones.
     """
     parallel = setting.parallel
-    if parallel.stages and build.pipeline_size(setting.run.cluster, parallel) == 1:
-        return DataParallelMode(setting, module)
+    if parallel.stages:
+        size, world_size = build.pipeline_size(setting.run.cluster, parallel), setting.run.cluster.world_size
+        if size == 1:
+            return DataParallelMode(setting, module)
+        return (
+            ShardedPipelineMode(setting, module)
+            if parallel.shards and world_size > size
+            else PipelineMode(setting, module)
+        )
     return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
 
 
