@@ -84,7 +84,8 @@ class ParallelConfig:
             ``zero1`` to ``hsdp``.
         tensor: Layers split over the ranks of a host: by themselves with ``tensor``, or inside the shards of ``zero1``
             to ``hsdp``.
-        pipeline: Layers dealt to ranks as stages.
+        pipeline: Layers dealt to ranks as stages: by themselves with ``pipeline``; with ``zero1`` and ``zero2`` and a
+            size, the ranks that hold the same stages shard what is in them.
     """
 
     mode: str = "ddp"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_dist import build
 from lightning_dist.modes.data_parallel import DataParallelMode
@@ -34,11 +35,14 @@ def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
         size, world_size = build.pipeline_size(setting.run.cluster, parallel), setting.run.cluster.world_size
         if size == 1:
             return DataParallelMode(setting, module)
-        return (
-            ShardedPipelineMode(setting, module)
-            if parallel.shards and world_size > size
-            else PipelineMode(setting, module)
-        )
+        if parallel.shards and world_size > size:
+            return ShardedPipelineMode(setting, module)
+        if parallel.shards:
+            rank_zero_warn(
+                f"parallel.mode={parallel.mode} has no effect with parallel.pipeline.size={size} on {world_size} "
+                "ranks, of which no two hold the same stages; write parallel=pipeline, or a smaller size"
+            )
+        return PipelineMode(setting, module)
     return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
 
 

@@ -1,4 +1,4 @@
-"""Of gradients that are spread over ranks: Lightning's clipping, by norm and by value, and numbers that hooks compute."""
+"""Of gradients that are spread over ranks: Lightning's clipping, by norm and by value, and numbers of the user's hooks."""
 
 from __future__ import annotations
 

@@ -181,7 +181,8 @@ def shard(
     except BaseException:
         undo_sharding(sharded, {} if was_meta else named)
         raise
-    adopt_ties(params_of(sharded), places)
+    if by_schedule:
+        adopt_ties(params_of(sharded), places)
     for name, parameter in originals.items():
         if name not in kept_whole and parameter not in elsewhere:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now

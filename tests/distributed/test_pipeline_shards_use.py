@@ -1,8 +1,9 @@
-"""What users do with stages that are sharded: evaluate, save, load, go on, freeze; what is kept, and what is refused."""
+"""What users do with stages that are sharded: evaluate, save, load, freeze; what is kept, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,14 +111,65 @@ def test_each_rank_keeps_its_shards_of_its_stages(ranks: RankPool, mode: str) ->
     assert sum(each["parameters"] for each in said) == size
 
 
-def spans(context: RankContext, case: StageCase) -> dict[str, list[tuple[int, str]]]:
-    strategy = strategy_for(case)
-    trainer = trainer_on_pool(context, strategy, limit_val_batches=0, limit_train_batches=1)
-    trainer.fit(StageLearner(case))
-    found: dict[str, list[tuple[int, str]]] = {}
-    for event in strategy.events.snapshot():
-        found.setdefault(event.name, []).append((event.start_ns, str(dict(event.args))))
-    return found
+class Watches(StageLearner):
+    """Backward of the first layer stands still at the last micro-batch until a sum is done: overlap lets it go on."""
+
+    def __init__(self, case: StageCase) -> None:
+        super().__init__(case)
+        self.gradients = 0
+        self.done: list[bool] = []
+        self.net[0].register_forward_hook(self.watch)
+
+    def watch(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(self.wait)
+
+    def wait(self, gradient: Tensor) -> None:
+        self.gradients += 1
+        if self.gradients % 4 == 0:
+            end = time.monotonic() + 10
+            while not (done := self.has_summed()) and time.monotonic() < end:
+                time.sleep(0.005)
+            self.done.append(done)
+
+    def has_summed(self) -> bool:
+        events = self.trainer.strategy.events.snapshot()  # type: ignore[attr-defined]
+        return any(event.name.startswith("comm.scatter_") for event in events)
+
+
+def train_watched(context: RankContext) -> list[bool]:
+    case = StageCase(pipeline=pipe("interleaved_1f1b"), parallel=ZERO2)
+    module = Watches(case)
+    trainer_on_pool(context, strategy_for(case), limit_val_batches=0, limit_train_batches=1).fit(module)
+    return module.done
+
+
+def test_sums_of_a_stage_do_not_wait_for_the_others(ranks: RankPool) -> None:
+    """On the ranks that have the first and the third stage, the third's are summed before the first is done."""
+    assert [done for done in ranks.run(train_watched, layout=HOSTS) if done] == [[True], [True]]
+
+
+class Shorter(StageLearner):
+    """The second pipeline's batches have one or two samples, so that it goes by another schedule than the first."""
+
+    def train_dataloader(self) -> Any:
+        rank = int(self.trainer.distributed_sampler_kwargs["rank"])
+        own = [make_batches("odd", 1, seed=10 * rank + i, size=8 if rank == 0 else 1 + i % 2)[0] for i in range(STEPS)]
+        return loader_of(own)
+
+
+def fit_shorter(context: RankContext, schedule: str, parallel: dict[str, Any]) -> dict[str, Tensor]:
+    case = StageCase(pipeline=pipe(schedule), parallel=parallel)
+    module = Shorter(case)
+    trainer_on_pool(context, strategy_for(case), limit_val_batches=0).fit(module)
+    return {name: value.clone() for name, value in module.net.state_dict().items()}
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zero_bubble", "zbv"])
+def test_pipelines_of_other_schedules_do_not_wait_in_a_circle(ranks: RankPool, schedule: str) -> None:
+    expected = ranks.run(fit_shorter, layout=HOSTS, args=(schedule, {}))[0]
+    for weights in ranks.run(fit_shorter, layout=HOSTS, args=(schedule, ZERO2)):
+        assert_same(weights, expected, atol=1e-6)
 
 
 # -- users ------------------------------------------------------------------------------------------------------------
