@@ -1,4 +1,4 @@
-"""Of gradients that are spread over ranks: Lightning's clipping, by norm and by value, and numbers of the user's hooks."""
+"""Gradients spread over ranks: clipping, by norm and by value, and numbers that hooks of users compute of them."""
 
 from __future__ import annotations
 
