@@ -25,6 +25,11 @@ class Owners:
     whole: frozenset[nn.Parameter]
     elsewhere: frozenset[nn.Parameter] = field(default_factory=frozenset)
 
+    def inside(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
+        """Those that are among the owners, or below them."""
+        below = {inner for owner in self.modules for inner in owner.modules()}
+        return [module for module in modules if module in below]
+
 
 def child_owners(module: nn.Module) -> Owners:
     """The children of a module; parameters that are not in exactly one of them stay whole."""

@@ -167,13 +167,12 @@ def shard(
             f"parallel.mode={config.mode} does not take; write 'replicate' for its layer in parallel.tensor.plan"
         )
     by_schedule, elsewhere = owners is not None, owners.elsewhere if owners is not None else frozenset()
-    if owners is None and by_child:
+    if by_child and owners is None:
         owners = child_owners(module)
     if owners is not None:
         kept_whole |= {name: p for name, p in named.items() if p in owners.whole}
         kept_whole = {name: p for name, p in kept_whole.items() if p not in elsewhere}
-        inside = {inner for owner in owners.modules for inner in owner.modules()}
-        blocks = [block for block in blocks if block in inside or not by_schedule]
+        blocks = owners.inside(blocks) if by_schedule else blocks
         rest = [owner for owner in owners.modules if owner not in blocks]
     places = places_of_parameters(module)
     try:

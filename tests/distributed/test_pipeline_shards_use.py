@@ -172,6 +172,28 @@ def test_pipelines_of_other_schedules_do_not_wait_in_a_circle(ranks: RankPool, s
         assert_same(weights, expected, atol=1e-6)
 
 
+def three_ties() -> nn.Sequential:
+    """Under interleaved_1f1b two of the three layers with one weight sit on the first rank, and one on the second."""
+    net = nn.Sequential(*(nn.Linear(7, 7) for _ in range(4)), nn.Linear(7, 3))
+    net[2].weight = net[3].weight = net[0].weight
+    return net
+
+
+def fit_tied(context: RankContext, parallel: dict[str, Any]) -> dict[str, Tensor]:
+    case = StageCase(pipeline=pipe("interleaved_1f1b", split=[1, 1, 1, 2]), parallel=parallel)
+    module = StageLearner(case)
+    torch.manual_seed(0)
+    module.net = three_ties()
+    trainer_on_pool(context, strategy_for(case), limit_val_batches=0).fit(module)
+    return {name: value.clone() for name, value in module.net.state_dict().items()}
+
+
+def test_a_weight_that_cannot_be_sharded_on_one_rank_is_whole_on_all(ranks: RankPool) -> None:
+    expected = ranks.run(fit_tied, layout=HOSTS, args=({},))[0]
+    for weights in ranks.run(fit_tied, layout=HOSTS, args=(ZERO2,)):
+        assert_same(weights, expected, atol=1e-6)
+
+
 # -- users ------------------------------------------------------------------------------------------------------------
 
 
