@@ -58,7 +58,10 @@ def place_stages(cluster: Cluster, parallel: ParallelConfig) -> Layout:
     if cluster.world_size % (size * sharers):
         raise _no_pipelines(cluster.world_size, size, sharers)
     parallel.pipeline.check_size(size)
-    axes = Axes(pp=size, dp_replicate=cluster.world_size // (size * sharers), tp=sharers)
+    same = cluster.world_size // (size * sharers)
+    axes = Axes(pp=size, dp_replicate=same, tp=sharers)
+    if parallel.shards:
+        axes = Axes(pp=size, dp_shard=same)
     place = Layout.in_rank_order if parallel.pipeline.placement == "rank_order" else Layout.place
     try:
         return place(cluster, axes)
@@ -157,7 +160,7 @@ def cut_into_stages(
             split = parallelize(module, mesh, plan=tensor.plan, loss_parallel=tensor.loss_parallel)
         try:
             cut = cut_model(module, model, counts, positions)
-            shared_groups = _shared_groups(cut, links, run, sync)
+            shared_groups = _shared_groups(cut, links, run, sync, by_shard=parallel.shards)
         except BaseException:
             if split is not None:
                 split.abandon()
@@ -207,10 +210,13 @@ def describe_stages(run: RunContext, staged: StagedModel, links: StageLinks, par
     """How a model is cut, and where its stages are, in a few lines."""
     config, cut, layout = parallel.pipeline, staged.cut, links.layout
     size, count = links.pipeline.size, config.micro_batches_for(links.pipeline.size)
+    replicas = layout.groups(*DATA_AXES)
+    same = len(replicas[0])
     lines = [
-        f"hierdist: {describe_ranks(run.cluster)}; {layout.axes.dp_replicate} pipeline"
-        f"{'' if layout.axes.dp_replicate == 1 else 's'} of {size} ranks, schedule {config.schedule}, up to "
-        f"{count} micro-batches, split by {'hand' if config.split else config.balance}"
+        f"hierdist: {describe_ranks(run.cluster)}; {same} pipeline{'' if same == 1 else 's'} of {size} ranks, "
+        f"schedule {config.schedule}, up to {count} micro-batches, split by "
+        f"{'hand' if config.split else config.balance}"
+        + (f"; {parallel.mode}: each stage in {same} shards" if parallel.shards and same > 1 else "")
     ]
     if staged.split is not None:
         lines[0] += f"; in each stage {staged.split.split.describe()}"
@@ -313,11 +319,18 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _shared_groups(cut: Cut, links: StageLinks, run: RunContext, sync: SyncConfig) -> dict[tuple[int, ...], RankGroup]:
-    """A group for each set of ranks that hold parameters together; every rank makes those of all pipelines."""
+def _shared_groups(
+    cut: Cut, links: StageLinks, run: RunContext, sync: SyncConfig, *, by_shard: bool
+) -> dict[tuple[int, ...], RankGroup]:
+    """A group for each set of ranks that hold parameters together; every rank makes those of all pipelines.
+
+    Where stages are sharded, holders of the same shard belong together; they may be in different pipelines.
+    """
     found = {}
+    same = [sorted(part) for part in links.layout.groups(*DATA_AXES)]  # as shards are numbered
+    pipelines = list(zip(*same, strict=True)) if by_shard else links.layout.groups("pp")
     for holders in cut.shared():
-        for pipeline in links.layout.groups("pp"):
+        for pipeline in pipelines:
             ranks = sorted(pipeline[position] for position in holders)
             group = make_group(
                 ranks, rank=run.rank, label="tied", tier=run.cluster.tier_of(ranks).value, timeout_s=sync.timeout_s

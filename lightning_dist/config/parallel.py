@@ -11,6 +11,7 @@ from lightning_dist.config.pipeline import PipelineConfig
 from lightning_dist.errors import CombinationError, ConfigError
 
 SHARDING_MODES = ("zero1", "zero2", "zero3", "hsdp")
+STAGE_SHARDING_MODES = ("zero1", "zero2")
 PARALLEL_MODES = ("ddp", *SHARDING_MODES, "tensor", "pipeline")
 TENSOR_PLANS = ("auto", "gpt", "huggingface", "mlp")
 SECONDARY_SHARDS = ("off", "host")
@@ -85,7 +86,8 @@ class ParallelConfig:
             ``zero1`` to ``hsdp``.
         tensor: Layers split over the ranks of a host: by themselves with ``tensor``, inside the shards of ``zero1`` to
             ``hsdp``, or in the stages of ``pipeline``.
-        pipeline: Layers dealt to ranks as stages.
+        pipeline: Layers dealt to ranks as stages: by themselves with ``pipeline``; with ``zero1`` and ``zero2`` and a
+            size, the ranks that hold the same stages shard what is in them.
     """
 
     mode: str = "ddp"
@@ -137,10 +139,36 @@ class ParallelConfig:
             raise CombinationError(
                 "parallel.mode=pipeline with parallel.pipeline.size=1 cuts nothing; write parallel=ddp"
             )
-        if self.mode != "pipeline":
+        stages = f"parallel.pipeline.size={self.pipeline.size}"
+        if self.mode in ("zero3", "hsdp"):
             raise CombinationError(
-                f"parallel.pipeline.size={self.pipeline.size} with parallel.mode={self.mode}: write parallel=pipeline "
-                "with that size; ranks that hold the same stage then average their gradients"
+                f"{stages} with parallel.mode={self.mode}: a stage's parameters would have to be gathered for each "
+                "micro-batch, or kept while a batch runs, which is what zero2 does; write parallel=zero2 with that size"
+            )
+        if self.mode in STAGE_SHARDING_MODES:
+            self._check_stage_shards(stages)
+        elif self.mode != "pipeline":
+            raise CombinationError(
+                f"{stages} with parallel.mode={self.mode}: write parallel=pipeline with that size; ranks that hold the "
+                "same stage then average their gradients"
+            )
+        if self.shards and (self.tensor.size or 1) > 1:
+            raise CombinationError(
+                f"{stages} with parallel.mode={self.mode} and parallel.tensor.size={self.tensor.size}: FSDP2 does not "
+                "take the split layers of a stage; write parallel=pipeline with both sizes, or parallel.tensor.size=null"
+            )
+
+    def _check_stage_shards(self, stages: str) -> None:
+        """Refuse options of shards that are not right with stages."""
+        if self.gather_dtype != "same":
+            raise CombinationError(
+                f"parallel.gather_dtype={self.gather_dtype} with {stages}: gradients of micro-batches would add up in "
+                "that type; write parallel.gather_dtype=same, and precision=bf16-mixed to compute in bf16"
+            )
+        if self.cpu_offload:
+            raise CombinationError(
+                f"parallel.cpu_offload=true with {stages}: gradients of tied weights are summed between devices; write "
+                "parallel.cpu_offload=false"
             )
 
     def _check_split(self) -> None:

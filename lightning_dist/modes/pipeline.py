@@ -58,12 +58,9 @@ class PipelineMode(Mode):
         self._refuse(trainer)
         setting = self.setting
         staged, links = self._open()
-        self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
+        self._norm = self._connect(staged, links)
         self._held = HeldGradients(p for p in self.module.parameters() if staged.is_here(p))
         self._keeps = looks_at_old_gradients(trainer)
-        self._norm = GlobalNorm(
-            setting.run.collectives, tensor=links.tensor, stages=links.pipeline, counts=staged.counts
-        )
         clip_globally(setting.precision, self._norm)
         self._buffers = BufferSync(
             staged.buffers_module,
@@ -77,6 +74,12 @@ class PipelineMode(Mode):
             rank_zero_warn(needless)
         return self.module
 
+    def _connect(self, staged: StagedModel, links: StageLinks) -> GlobalNorm:
+        """Get ready to average gradients over pipelines."""
+        setting = self.setting
+        self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
+        return GlobalNorm(setting.run.collectives, tensor=links.tensor, stages=links.pipeline, counts=staged.counts)
+
     def place(self, trainer: pl.Trainer) -> nn.Module:
         """Cut the model."""
         self._open()
@@ -86,7 +89,7 @@ class PipelineMode(Mode):
         setting = self.setting
         if setting.ddp_arguments:
             names = ", ".join(setting.ddp_arguments)
-            rank_zero_warn(f"{names}: no effect with parallel.mode=pipeline; they are DistributedDataParallel's")
+            rank_zero_warn(f"{names}: no effect with pipeline stages; they are DistributedDataParallel's")
         links = self._links = build.open_stage_links(setting.run, setting.parallel, setting.sync)
         staged = self._staged = build.cut_into_stages(
             self.module, links, run=setting.run, parallel=setting.parallel, sync=setting.sync
@@ -176,8 +179,7 @@ class PipelineMode(Mode):
             start_ns = setting.run.events.clock_ns()
             with self._closing_on_failure(), staged.running(), staged.aliases.in_place(), no_logs(self.module):
                 staged.runner.train(schedule, parts, step.inputs, step.loss_of, self._on_last_gradient)
-        if self._synchronises:
-            self._synchronise()
+        self._synchronise()
         self._held.take()
         report = self._tell(step.report() if staged.runner.last is not None else None)
         is_full = (schedule, count) == self._full_cut
@@ -220,6 +222,8 @@ class PipelineMode(Mode):
 
     def _synchronise(self) -> None:
         assert self._staged is not None
+        if not self._synchronises:
+            return
         if self._late is not None:
             self._late.start()
         for average in self._all_averages():

@@ -89,16 +89,40 @@ class StagedModel:
         )
         self.runner = StageRunner(self.stages, config, links.pipeline, links.collectives)
         self.gather = StageGather(links.pipeline, links.collectives, device)
-        shared = cut.shared()
-        self.shared = SharedParameters(
-            [(shared[holders], group) for holders, group in shared_groups.items()], links.collectives
-        )
+        self._shared_groups = shared_groups
+        self._collectives = links.collectives
+        self.shared = self._share()
         aliased = cut.aliased(position)
         self.aliases = LocalAliases(aliased)
         self._aliased = {parameter for parameter, _ in aliased}
         self.hooks = StageStateHooks(module, cut, self._absent, self.gather, self._full)
         if split is not None:
             StageEnds([(str(stage), stage.submod, stage.is_last) for stage in self.stages], split)
+
+    def _share(self) -> SharedParameters:
+        shared = self.cut.shared()
+        groups = [(shared[holders], group) for holders, group in self._shared_groups.items()]
+        return SharedParameters(groups, self._collectives)
+
+    def follow(self, replaced: Mapping[Tensor, Tensor], *, shown: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Some parameters of this rank have been replaced by others: by their shards, or those by whole ones.
+
+        The hooks by which a ``state_dict`` becomes whole run after those that are there now.
+
+        Args:
+            replaced: Old -> new.
+            shown: Old -> another one that the model has in its place at times.
+        """
+        self.cut = self.cut.with_tensors(replaced, shown or {})
+        self.own = tuple(replaced.get(tensor, tensor) for tensor in self.own)
+        self.shared = self._share()
+        self.hooks.release()
+        self.hooks = StageStateHooks(self.module, self.cut, self._absent, self.gather, self._full)
+
+    @property
+    def absent(self) -> frozenset[nn.Parameter]:
+        """Parameters that other ranks hold, and this one does not."""
+        return frozenset(p for p in self.module.parameters() if p in self._absent)
 
     def parameters_of(self, stage: LayerStage) -> dict[str, nn.Parameter]:
         """Name -> parameter, whose gradients are complete when a stage has its last one."""
