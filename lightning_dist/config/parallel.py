@@ -155,7 +155,7 @@ class ParallelConfig:
         if self.shards and (self.tensor.size or 1) > 1:
             raise CombinationError(
                 f"{stages} with parallel.mode={self.mode} and parallel.tensor.size={self.tensor.size}: FSDP2 does not "
-                "take the split layers of a stage; write parallel=pipeline with both sizes, or parallel.tensor.size=null"
+                "take split layers of a stage; write parallel=pipeline with both sizes, or parallel.tensor.size=null"
             )
 
     def _check_stage_shards(self, stages: str) -> None:
