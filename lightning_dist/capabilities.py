@@ -25,6 +25,11 @@ def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, reco
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
         )
+    if parallel.stages and recompute.mode == "budget":
+        raise CombinationError(
+            "recompute=budget with pipeline stages: it chooses blocks from what one backward frees, and a stage keeps "
+            "several micro-batches at a time, how many depends on the stage: write recompute=full, every_n or selective"
+        )
     schedule = parallel.pipeline.schedule
     if parallel.stages and schedule in SPLIT_BACKWARD and recompute.mode == "selective":
         raise CombinationError(

@@ -157,7 +157,7 @@ def _example(key: str, text: str, field: dataclasses.Field[Any]) -> str:
             return f"{key}={parse_bytes(key, text)}"
         except ConfigError:
             pass
-    return f"{key}={field.default}"
+    return f"{key}={4 if field.default is None else field.default}"
 
 
 def _schema_node(schema: type) -> DictConfig:

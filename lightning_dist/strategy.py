@@ -234,6 +234,8 @@ class HierDistStrategy(RankStrategy):
         if self._mode is not None and self._mode.needs_rewrap:
             self.model = None  # the old wrapper's autograd hooks end with it
             self.model = self._mode.rewrap()
+        if self._mode is not None:
+            self._mode.begin_batch(batch_idx)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's step."""

@@ -18,6 +18,7 @@ from lightning_dist.build.pipeline import (
 from lightning_dist.build.recompute import open_recomputation
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
+from lightning_dist.build.stage_shards import open_stage_shard_links, shard_stages
 from lightning_dist.build.tensor import (
     average_parts,
     data_part,
@@ -46,10 +47,12 @@ __all__ = [
     "open_shard_links",
     "open_sparse_all_reduce",
     "open_stage_links",
+    "open_stage_shard_links",
     "open_tensor_links",
     "pipeline_size",
     "place_ranks",
     "shard_model",
+    "shard_stages",
     "split_module",
     "wrap_data_parallel",
 ]

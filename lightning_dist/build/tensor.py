@@ -42,17 +42,17 @@ def place_ranks(cluster: Cluster, parallel: ParallelConfig) -> Layout:
     size = _size_of(cluster, parallel)
     fitting = math.gcd(size, *cluster.ranks_per_host)
     instead = f"parallel.tensor.size={fitting}" if fitting > 1 else "parallel=ddp, or zero2 or zero3"
+    if cluster.world_size % size:
+        raise PlacementError(
+            f"parallel.tensor.size={size}: {cluster.world_size} ranks ({_hosts(cluster)}) cannot be dealt to groups of "
+            f"{size} that share layers; write {instead}"
+        )
     data = cluster.world_size // size
     axes = Axes(dp_replicate=data, tp=size)
     if parallel.mode == "hsdp":
         axes = Axes(dp_replicate=cluster.num_hosts, dp_shard=max(1, data // cluster.num_hosts), tp=size)
     elif parallel.shards:
         axes = Axes(dp_shard=data, tp=size)
-    if cluster.world_size % size:
-        raise PlacementError(
-            f"parallel.tensor.size={size}: {cluster.world_size} ranks ({_hosts(cluster)}) cannot be dealt to groups of "
-            f"{size} that share layers; write {instead}"
-        )
     try:
         return Layout.place(cluster, axes)
     except PlacementError as error:

@@ -76,6 +76,31 @@ class Agreement:
         self._group = None
 
 
+class GroupVote:
+    """:meth:`Agreement.any_of` among a group that exists, on its backend; on the main thread.
+
+    Args:
+        collectives: The seam.
+        group: Who votes.
+        device: What its backend takes.
+    """
+
+    def __init__(self, collectives: Collectives, group: RankGroup, device: torch.device) -> None:
+        self._collectives = collectives
+        self._group = group
+        self._device = device
+
+    def any_of(self, said: Sequence[bool]) -> list[bool]:
+        """Say yes or no to some questions, as many on each rank; to each, whether any rank said yes."""
+        votes = torch.tensor(said, dtype=torch.uint8, device=self._device)
+        if votes.numel():
+            self._collectives.all_reduce(votes, self._group, dist.ReduceOp.MAX)
+        return [bool(vote) for vote in votes.tolist()]
+
+    def close(self) -> None:
+        """Nothing: the group belongs to who made it."""
+
+
 class DelayedVote:
     """A wish that any rank may have, known to all at the same call, without waiting on the training path.
 

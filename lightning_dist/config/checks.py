@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from lightning_dist.errors import ConfigError, unknown_option
@@ -28,6 +29,25 @@ def check_range(what: str, given: float, *, low: float, high: float | None = Non
     if given < low or (high is not None and given > high):
         allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
         raise ConfigError(f"{what}={given:g} {unit}: must be {allowed} {unit}")
+
+
+def check_count(what: str, given: float, *, low: int, high: int | None = None, unit: str) -> None:
+    """Refuse what is no whole number from ``low`` to ``high``, 2.0 too; ``unit`` is in words."""
+    check_range(what, given, low=low, high=high, unit=unit)
+    if not isinstance(given, int):
+        raise ConfigError(f"{what}={given!r} {unit}: must be a whole number, e.g. {max(low, round(given))}")
+
+
+def check_flags(what: str, config: object) -> None:
+    """Refuse other values than true and false in the fields of a dataclass whose default is one of them.
+
+    Text is always true for Python, ``"false"`` too.
+    """
+    assert dataclasses.is_dataclass(config)
+    for field in dataclasses.fields(config):
+        given = getattr(config, field.name)
+        if isinstance(field.default, bool) and not isinstance(given, bool):
+            raise ConfigError(f"{what}.{field.name}={given!r} ({type(given).__name__}): must be true or false")
 
 
 def parse_bytes(what: str, given: int | str) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from lightning_dist.config.checks import check_choice, check_range
+from lightning_dist.config.checks import check_choice, check_count, check_flags
 from lightning_dist.config.pipeline import PipelineConfig
 from lightning_dist.errors import CombinationError, ConfigError
 
 SHARDING_MODES = ("zero1", "zero2", "zero3", "hsdp")
+STAGE_SHARDING_MODES = ("zero1", "zero2")
 PARALLEL_MODES = ("ddp", *SHARDING_MODES, "tensor", "pipeline")
 TENSOR_PLANS = ("auto", "gpt", "huggingface", "mlp")
 SECONDARY_SHARDS = ("off", "host")
@@ -38,9 +39,8 @@ class TensorConfig:
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            check_range("parallel.tensor.size", self.size, low=1, unit="ranks")
-            if self.size != int(self.size):
-                raise ConfigError(f"parallel.tensor.size={self.size:g} ranks: must be a whole number")
+            check_count("parallel.tensor.size", self.size, low=1, unit="ranks")
+        check_flags("parallel.tensor", self)
         if isinstance(self.plan, str):
             check_choice("parallel.tensor.plan", self.plan, TENSOR_PLANS)
         elif not isinstance(self.plan, Mapping) or not self.plan:
@@ -48,6 +48,9 @@ class TensorConfig:
                 f"parallel.tensor.plan={self.plan!r}: must be one of {', '.join(TENSOR_PLANS)}, or a mapping of "
                 'patterns of module names to styles, e.g. {"*.up": column, "*.down": row}'
             )
+
+
+_TENSOR_OPTIONS = tuple(option.name for option in fields(TensorConfig))
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,10 @@ class ParallelConfig:
             shards, which the optimizer steps, stay as they are. Only ``zero1`` to ``hsdp``.
         reduce_dtype: What gradients are summed in: ``same`` as their parameter's, ``fp32``, ``bf16`` or ``fp16``. Only
             ``zero1`` to ``hsdp``.
-        tensor: Layers split over the ranks of a host: by themselves with ``tensor``, or inside the shards of ``zero1``
-            to ``hsdp``.
-        pipeline: Layers dealt to ranks as stages.
+        tensor: Layers split over the ranks of a host: by themselves with ``tensor``, inside the shards of ``zero1`` to
+            ``hsdp``, or in the stages of ``pipeline``.
+        pipeline: Layers dealt to ranks as stages: by themselves with ``pipeline``; with ``zero1`` and ``zero2`` and a
+            size, the ranks that hold the same stages shard what is in them.
     """
 
     mode: str = "ddp"
@@ -107,11 +111,17 @@ class ParallelConfig:
         check_choice("parallel.secondary_shard", self.secondary_shard, SECONDARY_SHARDS)
         check_choice("parallel.gather_dtype", self.gather_dtype, SHARD_DTYPES)
         check_choice("parallel.reduce_dtype", self.reduce_dtype, SHARD_DTYPES)
-        check_range("parallel.prefetch", self.prefetch, low=1, high=64, unit="blocks")
+        check_flags("parallel", self)
+        check_count("parallel.prefetch", self.prefetch, low=1, high=64, unit="blocks")
         if isinstance(self.shard_modules, str) or not all(isinstance(name, str) for name in self.shard_modules):
             raise ConfigError(
                 f"parallel.shard_modules={self.shard_modules!r}: must be a list of class names or patterns, "
                 "e.g. [Block] or ['model.blocks.*']"
+            )
+        if not isinstance(self.tensor, TensorConfig):
+            raise ConfigError(
+                f"parallel.tensor={self.tensor!r}: must be a mapping of the options {', '.join(_TENSOR_OPTIONS)}, "
+                "e.g. {size: 2}; the mode is parallel=tensor"
             )
         if self.secondary_shard == "host" and self.mode != "zero3":
             raise CombinationError(
@@ -129,15 +139,36 @@ class ParallelConfig:
             raise CombinationError(
                 "parallel.mode=pipeline with parallel.pipeline.size=1 cuts nothing; write parallel=ddp"
             )
-        if self.mode != "pipeline":
+        stages = f"parallel.pipeline.size={self.pipeline.size}"
+        if self.mode in ("zero3", "hsdp"):
             raise CombinationError(
-                f"parallel.pipeline.size={self.pipeline.size} with parallel.mode={self.mode}: write parallel=pipeline "
-                "with that size; ranks that hold the same stage then average their gradients"
+                f"{stages} with parallel.mode={self.mode}: a stage's parameters would have to be gathered for each "
+                "micro-batch, or kept while a batch runs, which is what zero2 does; write parallel=zero2 with that size"
             )
-        if (self.tensor.size or 1) > 1:
+        if self.mode in STAGE_SHARDING_MODES:
+            self._check_stage_shards(stages)
+        elif self.mode != "pipeline":
             raise CombinationError(
-                f"parallel.mode=pipeline with parallel.tensor.size={self.tensor.size}: layers of a stage cannot be "
-                "split; write parallel.tensor.size=null, or parallel=tensor"
+                f"{stages} with parallel.mode={self.mode}: write parallel=pipeline with that size; ranks that hold the "
+                "same stage then average their gradients"
+            )
+        if self.shards and (self.tensor.size or 1) > 1:
+            raise CombinationError(
+                f"{stages} with parallel.mode={self.mode} and parallel.tensor.size={self.tensor.size}: FSDP2 does not "
+                "take split layers of a stage; write parallel=pipeline with both sizes, or parallel.tensor.size=null"
+            )
+
+    def _check_stage_shards(self, stages: str) -> None:
+        """Refuse options of shards that are not right with stages."""
+        if self.gather_dtype != "same":
+            raise CombinationError(
+                f"parallel.gather_dtype={self.gather_dtype} with {stages}: gradients of micro-batches would add up in "
+                "that type; write parallel.gather_dtype=same, and precision=bf16-mixed to compute in bf16"
+            )
+        if self.cpu_offload:
+            raise CombinationError(
+                f"parallel.cpu_offload=true with {stages}: gradients of tied weights are summed between devices; write "
+                "parallel.cpu_offload=false"
             )
 
     def _check_split(self) -> None:

@@ -25,8 +25,9 @@ class PipelineConfig:
     """Layers dealt to ranks as stages, through which a batch goes in micro-batches.
 
     Attributes:
-        size: Ranks of a pipeline. ``None`` means the ranks of a host (all ranks, if hosts have one or differ) with
-            ``parallel.mode=pipeline``, and 1, which makes no stages, with the others.
+        size: Ranks of a pipeline, or, with ``parallel.tensor.size``, groups of so many ranks. ``None`` means those of a
+            host (all there are, if hosts have one or differ) with ``parallel.mode=pipeline``, and 1, which makes no
+            stages, with the others; ``zero1`` and ``zero2`` take more.
         schedule: In which order a stage works: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
             backward; keeps activations of as many micro-batches as there are stages), ``interleaved_1f1b`` (several
             stages a rank, less idle time, more messages), ``interleaved_zero_bubble`` (also splits backward in two and

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_dist.config.checks import check_choice, check_range, parse_bytes
+from lightning_dist.config.checks import check_choice, check_count, check_range, parse_bytes
 from lightning_dist.errors import ConfigError
 
 RECOMPUTE_MODES = ("off", "full", "every_n", "selective", "budget")
@@ -32,9 +32,7 @@ class RecomputeConfig:
 
     def __post_init__(self) -> None:
         check_choice("recompute.mode", self.mode, RECOMPUTE_MODES)
-        check_range("recompute.every", self.every, low=1, unit="blocks")
-        if self.every != int(self.every):
-            raise ConfigError(f"recompute.every={self.every:g} blocks: must be a whole number")
+        check_count("recompute.every", self.every, low=1, unit="blocks")
         if self.budget is not None:
             check_range("recompute.budget", parse_bytes("recompute.budget", self.budget), low=1024, unit="bytes")
         elif self.mode == "budget":
@@ -42,7 +40,8 @@ class RecomputeConfig:
                 "recompute.mode=budget needs recompute.budget, the bytes a rank may keep for backward, "
                 "e.g. recompute.budget=8GB; write recompute=full to recompute every block"
             )
-        if self.modules is not None and (isinstance(self.modules, str) or not self.modules):
+        names = [] if self.modules is None or isinstance(self.modules, str) else list(self.modules)
+        if self.modules is not None and (not names or not all(isinstance(name, str) for name in names)):
             raise ConfigError(
                 f"recompute.modules is a list of class names or dotted paths such as [Block, model.blocks.*], or null "
                 f"to have the blocks found; got {self.modules!r}"

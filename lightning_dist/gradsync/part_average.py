@@ -38,8 +38,8 @@ class _Bucket:
 class PartAverage:
     """Averages gradients; every rank makes it, and runs backward, alike.
 
-    The sequence of calls around a backward: :meth:`before_backward`, then :meth:`after_backward`; inside
-    :meth:`no_sync` gradients stay as they are for a later backward.
+    The sequence of calls around a backward: :meth:`before_backward`, then :meth:`after_backward`, which may be called
+    twice; inside :meth:`no_sync` gradients stay as they are for a later backward.
 
     Args:
         parameters: Name -> parameter; plain or spread.
@@ -65,6 +65,7 @@ class PartAverage:
         self._vote = vote
         self._watches = watches
         self._synchronises = True
+        self._is_due = False
         self._trained: list[nn.Parameter] = []
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
@@ -88,6 +89,7 @@ class PartAverage:
         if len(trained) != len(self._trained) or any(a is not b for a, b in zip(trained, self._trained, strict=True)):
             self._fill(trained)
         self._next = 0
+        self._is_due = True
         for bucket in self._buckets:
             bucket.waiting = set(bucket.parameters)
             bucket.is_started, bucket.sum = False, None
@@ -102,8 +104,9 @@ class PartAverage:
         Raises:
             UnusedParametersError: A parameter took no part, and nobody was to look for such.
         """
-        if not self._synchronises:
+        if not (self._synchronises and self._is_due):
             return
+        self._is_due = False
         used = [parameter.grad is not None for parameter in self._trained]
         wanted = used if self._vote is None else self._vote(used)
         self._start(all_that_are_left=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_dist import build
 from lightning_dist.modes.data_parallel import DataParallelMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.pipeline import PipelineMode
 from lightning_dist.modes.sharded import ShardedMode
+from lightning_dist.modes.sharded_pipeline import ShardedPipelineMode
 from lightning_dist.modes.tensor import TensorMode
 
 MODES: dict[str, type[Mode]] = {
@@ -25,12 +27,23 @@ MODES: dict[str, type[Mode]] = {
 def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
     """The mode that ``setting.parallel`` asks for, not yet connected; where layers are split, the one that splits.
 
-    A pipeline of one rank is no pipeline: its ranks train as under ``ddp``.
+    A pipeline of one stage is no pipeline: its ranks train as under ``ddp``, or as under ``tensor``. Stages are sharded
+    where several ranks hold the same ones.
     """
     parallel = setting.parallel
-    if parallel.stages and build.pipeline_size(setting.run.cluster, parallel) == 1:
-        return DataParallelMode(setting, module)
-    return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
+    if not parallel.stages:
+        return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
+    size, world_size = build.pipeline_size(setting.run.cluster, parallel), setting.run.cluster.world_size
+    if size == 1:
+        return MODES["tensor" if parallel.splits else "ddp"](setting, module)
+    if parallel.shards and world_size > size:
+        return ShardedPipelineMode(setting, module)
+    if parallel.shards:
+        rank_zero_warn(
+            f"parallel.mode={parallel.mode} has no effect with parallel.pipeline.size={size} on {world_size} "
+            "ranks, of which no two hold the same stages; write parallel=pipeline, or a smaller size"
+        )
+    return PipelineMode(setting, module)
 
 
 __all__ = ["MODES", "Mode", "PipelineMode", "Setting", "open_mode"]

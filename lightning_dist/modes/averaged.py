@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,11 +15,13 @@ from lightning_dist import build
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.buffers import BufferedModule, BufferSync
 from lightning_dist.parallel.full_tensors import StateDictHooks
 from lightning_dist.parallel.norms import GlobalNorm
-from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, keep_kinds_apart
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, keep_kinds_apart, keep_list_options
 from lightning_dist.parallel.tensor.part_tensors import PartTensors
+from lightning_dist.parallel.used_shards import explaining_parts
 
 
 class AveragedMode(Mode):
@@ -51,6 +53,7 @@ class AveragedMode(Mode):
         self._average = build.average_parts(self.module, links, parallel=setting.parallel, sync=setting.sync, vote=vote)
         self._norm = GlobalNorm(setting.run.collectives, tensor=links.tensor)
         clip_globally(setting.precision, self._norm)
+        hooks_see_whole_numbers(setting.precision, finish=self.after_backward)
         self._buffers = BufferSync(self.module, setting.run.operation, enabled=setting.parallel.broadcast_buffers)
         return BufferedModule(self.place(trainer), self._buffers)
 
@@ -70,13 +73,17 @@ class AveragedMode(Mode):
             return super().gradient_norm(norm_type)
         return self._norm.total(self.module.parameters(), norm_type)
 
+    def explaining(self) -> AbstractContextManager[None]:
+        """Parts are no plain tensors."""
+        return explaining_parts()
+
     def before_backward(self, loss: torch.Tensor) -> None:
         """Get ready for the gradients."""
         if self._average is not None:
             self._average.before_backward()
 
     def after_backward(self) -> None:
-        """Wait for the averages."""
+        """Wait for the averages; before ``on_after_backward``, whose hooks may look at gradients and change them."""
         if self._average is not None:
             self._average.after_backward()
 
@@ -108,17 +115,15 @@ class AveragedMode(Mode):
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps its part; how lists of tensors are treated is this run's, not the checkpoint's."""
-        cut = [self._full.cut_optimizer_state(*pair) for pair in zip(optimizers, states, strict=False)]
-        for optimizer, state in zip(optimizers, cut, strict=False):
-            state["param_groups"] = [
-                {**saved, **{option: group[option] for option in ("foreach", "fused") if option in group}}
-                for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False)
-            ]
-        return cut
+        return [
+            keep_list_options(optimizer, self._full.cut_optimizer_state(optimizer, state))
+            for optimizer, state in zip(optimizers, states, strict=False)
+        ]
 
     def release(self, *, failed: bool) -> None:
         """Let the module go."""
         clip_as_before(self.setting.precision)
+        hooks_as_before(self.setting.precision)
         for part in (self._average, self._hooks):
             if part is not None:
                 part.release()

@@ -1,4 +1,4 @@
-"""Lightning's clipping, by norm and by value, of gradients that are spread over ranks."""
+"""Gradients spread over ranks: clipping, by norm and by value, and numbers that hooks of users compute of them."""
 
 from __future__ import annotations
 

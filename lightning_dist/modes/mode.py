@@ -75,6 +75,13 @@ class Mode:
         """Wrap again; collective."""
         raise NotImplementedError
 
+    def begin_batch(self, batch_idx: int) -> None:
+        """A batch to train on comes.
+
+        Args:
+            batch_idx: Its number in the epoch.
+        """
+
     def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The module's training step, as ``call`` runs it."""
         return call(*args, **kwargs)

@@ -7,7 +7,6 @@ told to the other ranks. The loss that Lightning is given puts the gradients in 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,6 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
@@ -26,16 +24,18 @@ from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode
-from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport
+from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport, looks_at_old_gradients
 from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
-from lightning_dist.parallel.pipeline.held_gradients import HeldGradients
+from lightning_dist.parallel.pipeline.channels import clear_frames
+from lightning_dist.parallel.pipeline.held_gradients import HeldGradients, check_gradient_hooks
 from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, split_batch
 from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
 from lightning_dist.parallel.pipeline.stage import LayerStage
-from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, pipeline_input, replay
+from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, no_logs, pipeline_input, replay
+from lightning_dist.parallel.tensor import keep_kinds_apart, refuse_unsplit, refuse_whole_only
 
 
 class PipelineMode(Mode):
@@ -47,6 +47,7 @@ class PipelineMode(Mode):
     _held: HeldGradients | None = None
     _norm: GlobalNorm | None = None
     _buffers: BufferSync | None = None
+    _keeps = False  # whether old gradients stay until they are zeroed
     _synchronises = True
     _is_checked = False
     _is_described = False
@@ -57,9 +58,9 @@ class PipelineMode(Mode):
         self._refuse(trainer)
         setting = self.setting
         staged, links = self._open()
-        self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
+        self._norm = self._connect(staged, links)
         self._held = HeldGradients(p for p in self.module.parameters() if staged.is_here(p))
-        self._norm = GlobalNorm(setting.run.collectives, stages=links.pipeline, counts=staged.counts)
+        self._keeps = looks_at_old_gradients(trainer)
         clip_globally(setting.precision, self._norm)
         self._buffers = BufferSync(
             staged.buffers_module,
@@ -73,6 +74,12 @@ class PipelineMode(Mode):
             rank_zero_warn(needless)
         return self.module
 
+    def _connect(self, staged: StagedModel, links: StageLinks) -> GlobalNorm:
+        """Get ready to average gradients over pipelines."""
+        setting = self.setting
+        self._averages, self._late = build.average_stages(staged, links, parallel=setting.parallel, sync=setting.sync)
+        return GlobalNorm(setting.run.collectives, tensor=links.tensor, stages=links.pipeline, counts=staged.counts)
+
     def place(self, trainer: pl.Trainer) -> nn.Module:
         """Cut the model."""
         self._open()
@@ -82,7 +89,7 @@ class PipelineMode(Mode):
         setting = self.setting
         if setting.ddp_arguments:
             names = ", ".join(setting.ddp_arguments)
-            rank_zero_warn(f"{names}: no effect with parallel.mode=pipeline; they are DistributedDataParallel's")
+            rank_zero_warn(f"{names}: no effect with pipeline stages; they are DistributedDataParallel's")
         links = self._links = build.open_stage_links(setting.run, setting.parallel, setting.sync)
         staged = self._staged = build.cut_into_stages(
             self.module, links, run=setting.run, parallel=setting.parallel, sync=setting.sync
@@ -118,13 +125,23 @@ class PipelineMode(Mode):
             )
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Refuse what looks at all parameters at once."""
+        """Refuse what looks at all parameters at once, and, where layers are split, what was made before."""
+        assert self._staged is not None
+        if self._staged.split is not None:
+            refuse_unsplit(optimizers, self._staged.split)
+            for optimizer in optimizers:
+                refuse_whole_only(optimizer)
         for optimizer in optimizers:
+            keep_kinds_apart(optimizer)
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise CombinationError(
                     "LBFGS needs all parameters on one rank, and calls backward several times a step; write "
                     "parallel=ddp"
                 )
+
+    def begin_batch(self, batch_idx: int) -> None:
+        """At the first batch of an epoch, see whether the ranks of a pipeline read the same."""
+        self._is_checked = self._is_checked and batch_idx > 0
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -137,7 +154,9 @@ class PipelineMode(Mode):
         staged, setting = self._staged, self.setting
         batch, rest = args[0], args[1:]
         self._check_batch(batch)
-        accumulation = self._accumulation(rest)
+        accumulation = self._accumulation()
+        if not self._is_described:
+            check_gradient_hooks(self.module)
         with setting.precision.train_step_context():
             schedule, count = self._cut(samples_of(batch))
             parts = split_batch(batch, count)
@@ -158,10 +177,9 @@ class PipelineMode(Mode):
             if self._buffers is not None:
                 self._buffers.before_forward()
             start_ns = setting.run.events.clock_ns()
-            with self._closing_on_failure(), staged.aliases.in_place():
+            with self._closing_on_failure(), staged.running(), staged.aliases.in_place(), no_logs(self.module):
                 staged.runner.train(schedule, parts, step.inputs, step.loss_of, self._on_last_gradient)
-        if self._synchronises:
-            self._synchronise()
+        self._synchronise()
         self._held.take()
         report = self._tell(step.report() if staged.runner.last is not None else None)
         is_full = (schedule, count) == self._full_cut
@@ -173,14 +191,12 @@ class PipelineMode(Mode):
         loss = self._held.loss(torch.tensor(report.loss, device=setting.run.device), 1 / accumulation)
         return {**report.result, "loss": loss} if isinstance(report.result, Mapping) else loss
 
-    def _accumulation(self, rest: tuple[Any, ...]) -> int:
-        """Micro-steps of the present window; at its first one, what the window before left is let go."""
-        trainer = self.module.trainer
+    def _accumulation(self) -> int:
+        """Micro-steps of the present window."""
+        trainer, held = self.module.trainer, self._held
+        assert held is not None
         number = int(trainer.accumulate_grad_batches)
-        assert self._held is not None
-        first = not rest or rest[0] % number == 0
-        if first and not is_overridden("optimizer_zero_grad", self.module):
-            self._held.forget()
+        held.begin(window=trainer.fit_loop.batch_idx % number == 0, keeps=self._keeps)
         return number
 
     def _cut(self, samples: int) -> tuple[str, int]:
@@ -206,6 +222,8 @@ class PipelineMode(Mode):
 
     def _synchronise(self) -> None:
         assert self._staged is not None
+        if not self._synchronises:
+            return
         if self._late is not None:
             self._late.start()
         for average in self._all_averages():
@@ -241,9 +259,9 @@ class PipelineMode(Mode):
             check_batches(
                 batch,
                 self.setting.run.collectives,
-                self._links.pipeline,
+                self._links.readers,
                 self.setting.run.device,
-                doing="are stages of one pipeline",
+                doing="belong to one pipeline",
             )
 
     def _describe_once(self) -> None:
@@ -301,7 +319,7 @@ class PipelineMode(Mode):
             for stage in self._staged.stages:
                 stage.clear_runtime_states()
         if self._links is not None:
-            self._links.channels.close()
+            self._links.hang_up()
 
     # -- evaluation ----------------------------------------------------------------------------------------------------
 
@@ -315,13 +333,14 @@ class PipelineMode(Mode):
         _, count = staged.runner.cut(samples_of(batch))
         parts = split_batch(batch, count)
         inputs = [pipeline_input(self.module, part.values) for part in parts]
-        with self._closing_on_failure():
+        with self._closing_on_failure(), staged.running(keeps_logits=False), no_logs(self.module):
             outputs = staged.runner.forward(parts, inputs if staged.runner.has_first else [()] * len(parts))
         report = None
         if staged.runner.last is not None:
             logs = StepLogs(self.module)
             samples = samples_of(batch)
-            given = self._given.for_step(step, join(outputs), pipeline_input(self.module, batch))
+            output = join(outputs, [part.samples for part in parts])
+            given = self._given.for_step(step, output, pipeline_input(self.module, batch))
             with self._closing_on_failure(), given, logs.collecting(float(samples), samples):
                 result = getattr(self.module, step)(*args, **kwargs)
             report = StepReport(None, logs.combined(), result)
@@ -331,6 +350,7 @@ class PipelineMode(Mode):
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """In a fit, bring buffers to the first pipeline's state once."""
+        self._is_checked = False
         if self._buffers is not None:
             self._buffers.sync()
 
@@ -350,17 +370,12 @@ class PipelineMode(Mode):
         """Values on rank 0 only."""
         assert self._staged is not None
         inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
-        return self._staged.gather.optimizer_state(inner.state_dict(), keep=self.setting.run.rank == 0)
+        return self._staged.optimizer_state(inner, keep=self.setting.run.rank == 0)
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Each rank keeps the entries of its stages' parameters."""
+        """Each rank keeps the entries of its stages' parameters, and its part of them."""
         assert self._staged is not None
-        cut = []
-        for optimizer, state in zip(optimizers, states, strict=False):
-            owners = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-            kept = {i: entries for i, entries in state["state"].items() if self._staged.is_here(owners[i])}
-            cut.append({**state, "state": kept})
-        return cut
+        return [self._staged.optimizer_state_to_load(*pair) for pair in zip(optimizers, states, strict=False)]
 
     # -- ending --------------------------------------------------------------------------------------------------------
 
@@ -387,11 +402,3 @@ class PipelineMode(Mode):
 
     _averages: Mapping[int, PartAverage] = {}  # replaced, never written to
     _late: PartAverage | None = None
-
-
-def clear_frames(error: BaseException) -> None:
-    """Let go what the frames of an error, and of those behind it, refer to."""
-    behind: BaseException | None = error
-    while behind is not None:
-        traceback.clear_frames(behind.__traceback__)
-        behind = behind.__cause__ or behind.__context__

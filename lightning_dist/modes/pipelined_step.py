@@ -8,12 +8,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_dist import build
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
-from lightning_dist.parallel.pipeline.micro_batches import MicroBatch
+from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, join, map_tensors
 from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, pipeline_input
 
 
@@ -24,7 +25,7 @@ class StepReport:
     Attributes:
         loss: Of the whole batch.
         logs: What the step logged.
-        result: What it returned.
+        result: What it returned; of a training step, what it returned beside the loss, if that was a mapping.
     """
 
     loss: float | None
@@ -73,7 +74,7 @@ class PipelinedStep:
         self.inputs = [pipeline_input(module, part.values) if wanted else () for part in parts]
         self._logs = StepLogs(module)
         self._losses: list[Tensor] = []
-        self._result: Any = None
+        self._results: list[dict[str, Any]] = []
         self._sums = sums
         self._weigh: Callable[[Any], Any] | None = getattr(module, "pipeline_weight", None)
         self._weights = [float(self._weigh(p.values) if self._weigh is not None else p.samples) for p in parts]
@@ -95,8 +96,16 @@ class PipelinedStep:
                 "parallel=pipeline no batch can be skipped, since the other stages wait for its gradient: return a "
                 "loss (0 times the output, for one that is not to count)"
             )
+        if loss.numel() != 1:
+            raise ConfigError(
+                f"{type(self._module).__name__}.training_step returned a loss of shape {list(loss.shape)}: return one "
+                "number, as loss.mean()"
+            )
+        loss = loss.reshape(())
         self._losses.append(loss.detach())
-        self._result = {} if isinstance(result, Mapping) else None
+        if isinstance(result, Mapping):
+            beside = {key: value for key, value in result.items() if key != "loss"}
+            self._results.append(map_tensors(beside, torch.Tensor.detach))
         return loss * self._scales[chunk]
 
     def report(self) -> StepReport:
@@ -104,8 +113,9 @@ class PipelinedStep:
         losses = torch.stack([loss.double() for loss in self._losses])
         weights = torch.tensor(self._weights, dtype=torch.float64, device=losses.device)
         counted = torch.where(weights > 0, losses, 0)  # the mean of nothing is NaN
+        result = join(self._results, [part.samples for part in self._parts]) if self._results else None
         loss = losses.sum() if self._sums else (counted * weights).sum() / weights.sum()
-        return StepReport(float(self._over_replicas(loss, weights.sum())), self._logs.combined(), self._result)
+        return StepReport(float(self._over_replicas(loss, weights.sum())), self._logs.combined(), result)
 
     def _shares(self) -> list[float]:
         """The part of each micro-batch's loss in the batch's, such that its mean over pipelines is the global one."""
@@ -134,3 +144,10 @@ class PipelinedStep:
         said = torch.stack([loss * counted, counted])
         run.collectives.all_reduce(said, links.data)
         return said[0] / said[1]
+
+
+def looks_at_old_gradients(trainer: pl.Trainer) -> bool:
+    """Whether somebody sees the gradients of the step before when they are zeroed, or zeroes them himself."""
+    module, hook = trainer.lightning_module, "on_before_zero_grad"
+    callbacks = any(is_overridden(hook, each) for each in trainer.callbacks)  # type: ignore[attr-defined]
+    return callbacks or is_overridden(hook, module) or is_overridden("optimizer_zero_grad", module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,11 +19,12 @@ from lightning_dist.errors import CollectiveError
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
-from lightning_dist.parallel.used_shards import WholeNumbers, explaining_shards
+from lightning_dist.parallel.used_shards import explaining_shards
 from lightning_dist.parallel.zero import ShardLinks
 
 
@@ -95,10 +95,7 @@ class ShardedMode(Mode):
         tensor, plugin = None if self._tensor is None else self._tensor.tensor, self.setting.precision
         self._norm = GlobalNorm(self.setting.run.collectives, links.shards, tensor)
         clip_globally(plugin, self._norm)
-        vars(plugin).update(
-            _after_closure=_with_whole_numbers(plugin._after_closure),  # calls on_before_optimizer_step
-            post_backward=_with_whole_numbers(plugin.post_backward),  # calls on_after_backward
-        )
+        hooks_see_whole_numbers(plugin)
 
     def explaining(self) -> AbstractContextManager[None]:
         """Shards are no plain tensors."""
@@ -212,8 +209,7 @@ class ShardedMode(Mode):
         self._model, self._averages = None, []
         self._norm = None
         clip_as_before(self.setting.precision)
-        for name in ("_after_closure", "post_backward"):
-            vars(self.setting.precision).pop(name, None)
+        hooks_as_before(self.setting.precision)
         for wrapped in sharded:
             wrapped.release(whole=not failed)
 
@@ -231,12 +227,3 @@ def _averages_of(trainer: pl.Trainer) -> Iterator[nn.Module]:
             yield callback._average_model.module
         if isinstance(callback, StochasticWeightAveraging) and callback._average_model is not None:
             yield callback._average_model
-
-
-def _with_whole_numbers(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        with WholeNumbers():
-            return call(*args, **kwargs)
-
-    return called

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,12 +14,12 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from torch import nn
 
 from lightning_dist import build
-from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.errors import CombinationError
 from lightning_dist.modes.averaged import AveragedMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.sharded import ShardedMode
-from lightning_dist.parallel.batches import check_batches
-from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
+from lightning_dist.parallel.batches import check_batches, fingerprint, who_differs
+from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, refuse_unsplit, refuse_whole_only
 from lightning_dist.parallel.tensor.wrapped import SplitModule
 
 
@@ -30,6 +31,8 @@ class TensorMode(Mode):
         self._links: TensorLinks | None = None
         self._split: TensorParallel | None = None
         self._inner: Mode | None = None
+        self._wrapped: SplitModule | None = None
+        self._checks_evaluation = False
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
         """Split the layers, then shard, or get ready to average."""
@@ -42,7 +45,8 @@ class TensorMode(Mode):
             self._inner = AveragedMode(setting, self.module, split, links)
             setting.announce(build.describe_split(setting.run, split, links))
         wrapped = self._inner.wrap(trainer)
-        return SplitModule(wrapped, split, self._check_batch)
+        self._wrapped = SplitModule(wrapped, split, self._check_epoch)
+        return self._wrapped
 
     def place(self, trainer: pl.Trainer) -> nn.Module:
         """Split the layers."""
@@ -61,6 +65,26 @@ class TensorMode(Mode):
         check_batches(
             batch, self.setting.run.collectives, self._links.tensor, self.setting.run.device, doing="share each layer"
         )
+
+    def _check_epoch(self, batch: Any) -> None:
+        """The first batch that is trained on in an epoch, and the random numbers that its dropout will draw."""
+        assert self._links is not None
+        assert self._split is not None
+        self._check_batch(batch)
+        run, group = self.setting.run, self._links.tensor
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if run.device.type == "cuda" else [])]
+        different = who_differs(fingerprint(states), run.collectives, group, run.device)
+        if different is None:
+            return
+        with self._links.operation("sharing of the random state"):
+            self._split.share_random_state()
+        if group.index == 0:
+            warnings.warn(
+                f"rank {group.ranks[0]} and rank {different} share each layer, so they must draw the same random "
+                "numbers, but their default generators differed; all have that of the first now. Seed them alike "
+                "(seed_everything without the rank), and draw numbers on all ranks or from a generator of your own",
+                stacklevel=2,
+            )
 
     def _refuse(self, trainer: pl.Trainer) -> None:
         """What is not right with split layers, whatever the plan.
@@ -100,14 +124,9 @@ class TensorMode(Mode):
         """Refuse those made before the split, and those the inner mode refuses."""
         assert self._split is not None
         assert self._inner is not None
-        names = {id(entry.original): entry.places[0][2] for entry in self._split.entries}
-        held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-        stale = [names[key] for key in held if key in names]
-        if stale:
-            raise ConfigError(
-                f"an optimizer holds {stale[0]} (and {len(stale) - 1} more) as it was before its layer was split; "
-                "take parameters in configure_optimizers, from self.parameters(), not in __init__"
-            )
+        refuse_unsplit(optimizers, self._split)
+        for optimizer in optimizers:
+            refuse_whole_only(optimizer)
         self._inner.check_optimizers(optimizers)
 
     def explaining(self) -> AbstractContextManager[None]:
@@ -117,6 +136,13 @@ class TensorMode(Mode):
     def gradient_norm(self, norm_type: float) -> torch.Tensor:
         """The inner mode's."""
         return super().gradient_norm(norm_type) if self._inner is None else self._inner.gradient_norm(norm_type)
+
+    def begin_batch(self, batch_idx: int) -> None:
+        """The first of an epoch is looked at."""
+        if batch_idx == 0 and self._wrapped is not None:
+            self._wrapped.check_next()
+        if self._inner is not None:
+            self._inner.begin_batch(batch_idx)
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """The inner mode's."""
@@ -137,7 +163,8 @@ class TensorMode(Mode):
         return nullcontext() if self._inner is None else self._inner.no_sync()
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
-        """The inner mode's."""
+        """The inner mode's; the first batch is looked at."""
+        self._checks_evaluation = True
         if self._inner is not None:
             self._inner.begin_evaluation(num_batches)
 
@@ -145,6 +172,9 @@ class TensorMode(Mode):
         """The inner mode's; logits are whole."""
         assert self._split is not None
         assert self._inner is not None
+        if self._checks_evaluation:
+            self._checks_evaluation = False
+            self._check_batch((args, kwargs))
         with self._split.running(keeps_logits=False):
             return self._inner.evaluate(step, *args, **kwargs)
 
@@ -174,6 +204,7 @@ class TensorMode(Mode):
         """Make the module whole, unless others may be gone."""
         if self._inner is not None:
             self._inner.release(failed=failed)
+        self._wrapped = None
         split, self._split = self._split, None
         if split is not None and failed:
             split.abandon()

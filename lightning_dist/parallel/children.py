@@ -4,10 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from lightning_dist.parallel.module_tree import has_forward
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Modules that are sharded each for itself.
+
+    Attributes:
+        modules: None inside another.
+        whole: Parameters that stay whole on each rank: those in none or several of the modules, and perhaps others.
+        elsewhere: Parameters that are on other ranks only.
+    """
+
+    modules: tuple[nn.Module, ...]
+    whole: frozenset[nn.Parameter]
+    elsewhere: frozenset[nn.Parameter] = field(default_factory=frozenset)
+
+    def inside(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
+        """Those that are among the owners, or below them."""
+        below = {inner for owner in self.modules for inner in owner.modules()}
+        return [module for module in modules if module in below]
+
+
+def child_owners(module: nn.Module) -> Owners:
+    """The children of a module; parameters that are not in exactly one of them stay whole."""
+    children = callable_children(module)
+    return Owners(tuple(children), frozenset(without_owner(module, children).values()))
 
 
 def callable_children(module: nn.Module) -> list[nn.Module]:

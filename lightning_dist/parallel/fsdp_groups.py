@@ -65,6 +65,36 @@ def params_of(root: nn.Module) -> list[ShardedParam]:
     return [param for group in groups_of(root) for param in group.fsdp_params]
 
 
+Place = tuple[nn.Module, str]
+"""A module, and the name of a parameter in it."""
+
+
+def places_of_parameters(root: nn.Module) -> dict[Place, list[Place]]:
+    """Each place where a parameter is, and all places where the same one is."""
+    users: dict[nn.Parameter, list[Place]] = {}
+    for module in root.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            users.setdefault(parameter, []).append((module, name))
+    return {place: places for places in users.values() for place in places}
+
+
+def adopt_ties(params: Iterable[ShardedParam], places: dict[Place, list[Place]]) -> None:
+    """Let shards take also the places outside of their group where the parameter was; only the group's are FSDP2's.
+
+    Args:
+        params: Sharded just now.
+        places: By :func:`places_of_parameters`, before.
+    """
+    for param in params:
+        info = param._module_info
+        known = {(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)}
+        for module, name in places.get((info.module, info.param_name), []):
+            if (module, name) not in known:
+                info.shared_modules.append(module)
+                info.shared_param_names.append(name)
+                module._parameters[name] = param.sharded_param
+
+
 def trained(group: ParamGroup) -> list[ShardedParam]:
     """The group's parameters that want gradients now."""
     return [param for param in group.fsdp_params if param.sharded_param.requires_grad]
@@ -151,6 +181,23 @@ def views_of(group: ParamGroup, flat: torch.Tensor) -> Iterator[tuple[ShardedPar
     for param in trained(group):
         yield param, flat.as_strided(param.sharded_size, param.contiguous_sharded_stride, offset)
         offset += param.padded_sharded_param_size.numel()
+
+
+def silence_calls(root: nn.Module, is_silent: Callable[[], bool]) -> None:
+    """Have FSDP2 do nothing at calls of its modules, nor in a backward that comes to them, while it is to be silent."""
+    for module in sharded_modules(root):
+        state = state_of(module)
+        state._pre_forward_hook_handle.remove()
+        state._post_forward_hook_handle.remove()
+
+        def before(module: nn.Module, args: Any, kwargs: Any, state: FSDPState = state) -> Any:
+            return None if is_silent() else state._pre_forward(module, args, kwargs)
+
+        def after(module: nn.Module, args: Any, output: Any, state: FSDPState = state) -> Any:
+            return None if is_silent() else state._post_forward(module, args, output)
+
+        state._pre_forward_hook_handle = module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        state._post_forward_hook_handle = module.register_forward_hook(after)
 
 
 def show_shards(groups: Iterable[ParamGroup]) -> None:

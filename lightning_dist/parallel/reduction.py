@@ -15,6 +15,12 @@ Note [A backward]
     Three conditions make it right that FSDP2 goes on before a sum has arrived: the sum has the parameter's own type
     (FSDP2 would cast it at once), it is a mean (FSDP2 would scale it at once), and nothing is added to it. Where one
     does not hold, the sum is waited for where it is started.
+
+Note [A schedule]
+    A pipeline's schedule walks each module several times, in two parts perhaps, and knows itself when a group has its
+    last gradient. Calls of modules then count for nothing; :meth:`GradientReduction.hand_over` hands groups over, still
+    in one order, and :meth:`GradientReduction.finish_schedule` ends the batch. In between nothing waits for a lane: the
+    ranks of a pipeline wait for each other's messages, and could close a circle.
 """
 
 from __future__ import annotations
@@ -64,7 +70,8 @@ class GradientReduction:
         replicated: Gradients of parameters that are whole on each rank.
         vote: How ranks learn which parameters any of them used; ``None``: each must use all.
         waits_at_once: Whether each sum is waited for where it is started; see Note [A backward].
-        max_pending: Sums under way before backward waits for the oldest: what bounds the memory they hold.
+        max_pending: Sums under way before backward waits for the oldest: what bounds the memory they hold; ``None``:
+            it never waits.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class GradientReduction:
         vote: Vote | None,
         keeps_parameters: bool,
         waits_at_once: bool = False,
-        max_pending: int = 4,
+        max_pending: int | None = 4,
     ) -> None:
         self.synchronises = True  # whether backward sums at all
         self.crosses = True  # whether sums go on to other replicas
@@ -103,6 +110,7 @@ class GradientReduction:
         self._started: RemovableHandle | None = None  # by the strategy: how the loss tells that its backward begins
         self._running = False
         self._finished = False
+        self.order: Sequence[int] = list(reversed(range(len(self._watches))))  # in which sums are started
         self._expected: list[int] = []
         self._launched = 0
         self._arrived: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
@@ -136,7 +144,8 @@ class GradientReduction:
             self._wait(0)
             return
         while self._launched < len(self._expected) and self._expected[self._launched] in self._arrived:
-            self._wait(self._max_pending - 1)
+            if self._max_pending is not None:
+                self._wait(self._max_pending - 1)
             self._launch(self._expected[self._launched])
             self._launched += 1
 
@@ -155,6 +164,31 @@ class GradientReduction:
             self._begin()
             self._finish()
         self._finished = False
+
+    def hand_over(self, is_complete: Callable[[int], bool]) -> None:
+        """Start the sums of groups that a schedule has completed; see Note [A schedule].
+
+        Args:
+            is_complete: Whether no more gradient comes to a group, by its number.
+        """
+        if self.synchronises and not self._waits_at_once:
+            self._begin()
+            self._force(is_complete)
+
+    def finish_schedule(self) -> None:
+        """A schedule is over: start the sums that are left, and wait for all of them."""
+        self._begin()
+        self._force(lambda index: True)
+        self._finish()
+        self._finished = False
+
+    def _force(self, is_complete: Callable[[int], bool]) -> None:
+        for index in self._expected if self.synchronises else self.order:
+            if self.synchronises and index in self._seen:
+                continue
+            if not is_complete(index):
+                return
+            self._watches[index].force()
 
     def forget(self) -> None:
         """No backward comes for the forwards there were."""
@@ -185,7 +219,7 @@ class GradientReduction:
         self._running = True
         self._launched = 0
         self._seen.clear()
-        self._expected = [i for i in reversed(range(len(self._watches))) if trained(self._watches[i].group)]
+        self._expected = [i for i in self.order if trained(self._watches[i].group)]
         for index in self._expected:
             for param in self._watches[index].group.fsdp_params:
                 if param.sharded_param.grad is not None:

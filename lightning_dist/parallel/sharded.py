@@ -115,6 +115,34 @@ class Sharded(nn.Module):
             show_shards(self._groups)
         return outputs
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside, modules show whole parameters, and calls of them gather nothing; collective.
+
+        Afterwards parameters stay gathered, until a backward's end or :meth:`let_go`. Where there are no gradients,
+        modules show their shards again: whoever changes weights changes these.
+        """
+        show_gathered(self._groups)
+        self._gather_ahead()
+        for group in self._groups:
+            group.wait_for_unshard()
+            if torch.is_grad_enabled():
+                for param in group.fsdp_params:  # FSDP2 passes on who wants gradients only when it gathers
+                    param._unsharded_param.requires_grad_(param.sharded_param.requires_grad)
+        self._outside.is_step = True
+        try:
+            yield
+        finally:
+            self._outside.is_step = False
+            if not torch.is_grad_enabled():
+                show_shards(self._groups)
+
+    def reshard_at_end(self) -> None:
+        """After the end of a backward: let go what is not kept for the next one of a window."""
+        for group in self._groups:
+            if group.reshard_after_backward:
+                group.reshard()
+
     # -- backward -----------------------------------------------------------------------------------------------------
 
     @property

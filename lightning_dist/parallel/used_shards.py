@@ -69,6 +69,26 @@ def explaining_shards() -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def explaining_parts() -> Iterator[None]:
+    """Say in the user's words what torch says of split layers' parameters that meet whole tensors.
+
+    Raises:
+        CombinationError: In place of torch's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if _MIXED not in str(error):
+            raise
+        raise CombinationError(
+            "a parameter of a split layer was used outside of that layer's forward, where it is a part: call the layer "
+            "(an output layer tied to the embedding as nn.Linear with the same weight, instead of F.linear), give the "
+            "optimizer a weight_decay instead of a penalty, write 'replicate' for the layer, or parallel=zero3 without "
+            "parallel.tensor.size"
+        ) from error
+
+
 def refuse_direct_gradients(params: Iterable[ShardedParam]) -> list[RemovableHandle]:
     """Let a backward that reaches a shard itself end in an error; FSDP2 sets gradients of shards without autograd."""
     return [_refuse_for(param) for param in params]

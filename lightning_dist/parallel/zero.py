@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from lightning_dist.comm.agreement import Agreement
+from lightning_dist.comm.agreement import Agreement, GroupVote
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import broadcast_from_first, destroy
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
@@ -27,8 +27,15 @@ from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import ParallelConfig
 from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
-from lightning_dist.parallel.children import callable_children, without_owner
-from lightning_dist.parallel.fsdp_groups import groups_of, initialise, names_of_groups
+from lightning_dist.parallel.children import Owners, child_owners
+from lightning_dist.parallel.fsdp_groups import (
+    adopt_ties,
+    groups_of,
+    initialise,
+    names_of_groups,
+    params_of,
+    places_of_parameters,
+)
 from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
 from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
@@ -58,7 +65,7 @@ class ShardLinks:
         secondary: [hosts, ranks a host]: where parameters are kept between forward and backward; ``None``: nowhere.
         secondary_scatter: Lanes over the ranks of the host.
         across: Sums shards over replicas; ``None`` where there is one replica.
-        world: All ranks, for parameters that are whole on each.
+        world: All ranks that hold the model, or the same stages of it; for parameters that are whole on each.
         collectives: The seam.
         vote: How ranks learn what any of them used.
         operation: Opens the seam around an operation of the default process group.
@@ -73,7 +80,7 @@ class ShardLinks:
     across: HierarchicalAllReduce | None
     world: RankGroup
     collectives: Collectives
-    vote: Agreement
+    vote: Agreement | GroupVote
     operation: Callable[[str], AbstractContextManager[None]]
     groups: Sequence[RankGroup]
     brings_values: bool = True
@@ -105,6 +112,7 @@ def shard(
     device: torch.device,
     seed: int,
     by_child: bool = False,
+    owners: Owners | None = None,
     split: TensorParallel | None = None,
 ) -> Sharded:
     """Spread a module over ranks; every rank calls it.
@@ -121,6 +129,7 @@ def shard(
         by_child: Shard each child for itself; parameters that are not in exactly one of them stay whole. FSDP2 gathers
             the rest of a module once for its whole forward, so a forward that trains, as manual optimization does, must
             not have one.
+        owners: Of a model cut into stages: the modules that are sharded each for itself, by a schedule.
         split: What has split the module's layers before; its values are alike on all ranks already.
 
     Raises:
@@ -141,7 +150,7 @@ def shard(
         module,
         operation=links.operation,
         policy=policy,
-        by_child=by_child,
+        by_child=by_child or owners is not None,
         broadcast_buffers=config.broadcast_buffers,
     )
     was_meta = is_on_meta(module)
@@ -157,19 +166,26 @@ def shard(
             f"{wrong[0].removeprefix('module.')} is split over ranks and of another type than most parameters, which "
             f"parallel.mode={config.mode} does not take; write 'replicate' for its layer in parallel.tensor.plan"
         )
-    if by_child:
-        children = callable_children(module)
-        kept_whole |= without_owner(sharded, children)
-        rest = [child for child in children if child not in blocks]
+    by_schedule, elsewhere = owners is not None, owners.elsewhere if owners is not None else frozenset()
+    if by_child and owners is None:
+        owners = child_owners(module)
+    if owners is not None:
+        kept_whole |= {name: p for name, p in named.items() if p in owners.whole}
+        kept_whole = {name: p for name, p in kept_whole.items() if p not in elsewhere}
+        blocks = owners.inside(blocks) if by_schedule else blocks
+        rest = [owner for owner in owners.modules if owner not in blocks]
+    places = places_of_parameters(module)
     try:
         _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
     except BaseException:
         undo_sharding(sharded, {} if was_meta else named)
         raise
+    if by_schedule:
+        adopt_ties(params_of(sharded), places)
     for name, parameter in originals.items():
-        if name not in kept_whole:
+        if name not in kept_whole and parameter not in elsewhere:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
-    reduction = _connect(sharded, config, links, kept_whole)
+    reduction = _connect(sharded, config, links, kept_whole, by_schedule=by_schedule)
     full = ShardTensors(sharded, links.scatter, split)
     sharded.complete(reduction=reduction, full=full, originals=originals, was_whole=not was_meta)
     return sharded
@@ -255,6 +271,8 @@ def _connect(
     config: ParallelConfig,
     links: ShardLinks,
     kept_whole: Mapping[str, nn.Parameter],
+    *,
+    by_schedule: bool,
 ) -> GradientReduction:
     """Put our lanes and our order under FSDP2."""
     policy = policy_of(config)
@@ -270,6 +288,7 @@ def _connect(
         vote=links.vote.any_of if config.find_unused_parameters else None,
         keeps_parameters=policy.keeps_parameters,
         waits_at_once=config.cpu_offload or _casts_sums(sharded),
+        max_pending=None if by_schedule else 4,
     )
     scatter_of = [(links.mesh.get_group(), links.scatter)]
     if links.secondary is not None and links.secondary_scatter is not None:

@@ -18,6 +18,7 @@ from lightning_dist import PipelineLayer
 from lightning_dist.run_config import GPTConfig
 from tests.distributed.lightning_runs import adamw, loader_of, sgd, strategy_of, trainer_on_pool
 from tests.distributed.sharded_runs import KeepState
+from tests.distributed.split_models import Decoder, spread
 from tests.distributed.tensor_runs import KeepDataRank
 from tests.support.reference import ReferenceStep, train_reference
 from tests.support.tasks import RankContext
@@ -45,6 +46,35 @@ def frozen_first() -> nn.Sequential:
     for layer in (net[0], net[2]):
         layer.requires_grad_(False)
     return net
+
+
+def even_gpt(dropout: float = 0.0, kind: type[GPT] = GPT) -> GPT:
+    """As :func:`tied_gpt`, of sizes that two ranks can share."""
+    config = GPTConfig(vocab_size=VOCABULARY + 1, block_size=TIME, n_layer=4, n_head=2, n_embd=8, dropout=dropout)
+    return spread(kind(config))
+
+
+class SoftGPT(GPT):
+    """Something follows the output layer, in a stage of its own if need be."""
+
+    def soft(self, logits: Tensor) -> Tensor:
+        return 3 * torch.tanh(logits / 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.soft(super().forward(tokens))
+
+    def pipeline_layers(self) -> list[Any]:
+        return [*super().pipeline_layers(), PipelineLayer(self.soft)]
+
+
+class LayeredDecoder(Decoder):
+    """Grouped attention, norms of each head, an embedding that is not tied."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.lm_head(self.norm(x))
+
+    def pipeline_layers(self) -> list[Any]:
+        return [self.embed_tokens, *self.layers, PipelineLayer(self.logits, self.norm, self.lm_head)]
 
 
 class TwoStreams(nn.Module):
@@ -87,11 +117,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": odd_net,
     "gpt": tied_gpt,
     "noisy": lambda: tied_gpt(0.3),
+    "even": even_gpt,
+    "even_noisy": lambda: even_gpt(0.3),
+    "soft": lambda: even_gpt(kind=SoftGPT),
+    "decoder": lambda: spread(LayeredDecoder()),
     "frozen": frozen_first,
     "streams": TwoStreams,
     "batch_norm": batch_norm,
 }
-TEXT = ("gpt", "noisy")
+TEXT = ("gpt", "noisy", "even", "even_noisy", "soft", "decoder")
 
 
 def make_batches(model: str, count: int, *, seed: int, size: int) -> list[Any]:

@@ -67,6 +67,11 @@ def test_a_selective_recomputation_of_backwards_in_two_parts_is_refused() -> Non
         strategy_for(StageCase(pipeline={"schedule": "zbv"}, strategy={"recompute": "selective"}))
 
 
+def test_a_budget_for_recomputation_is_refused() -> None:
+    with pytest.raises(CombinationError, match="recompute=budget with pipeline stages"):
+        strategy_for(StageCase(strategy={"recompute": {"mode": "budget", "budget": "1GB"}}))
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 from lightning_dist.errors import CombinationError
 from lightning_dist.parallel.full_tensors import StateDictHooks
 from lightning_dist.parallel.tensor import TensorParallel, keep_kinds_apart, parallelize
+from lightning_dist.parallel.tensor.logits import gathered
 from tests.distributed.split_models import (
     BATCH,
     MODELS,
@@ -322,6 +325,84 @@ def test_logits_may_be_used_for_anything_under_loss_parallel(ranks: RankPool) ->
         assert result.pop("shape") == (BATCH, TIME, VOCABULARY)
         assert torch.allclose(result.pop("outside"), logits.detach(), atol=1e-5)
         assert_same(result, expected, atol=1e-5)  # logits of size 10
+
+
+ON_PARTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "function": lambda logits, target: F.cross_entropy(logits, target),
+    "by name": lambda logits, target: F.cross_entropy(input=logits, target=target),
+    "module": lambda logits, target: nn.CrossEntropyLoss(ignore_index=3)(logits, target.clamp_min(0)),
+    "sum": lambda logits, target: F.cross_entropy(logits, target, reduction="sum"),
+    "none": lambda logits, target: F.cross_entropy(logits, target, reduction="none"),
+    "weighted": lambda logits, target: F.cross_entropy(logits, target, CLASSES),
+    "weighted sum": lambda logits, target: F.cross_entropy(logits, target, CLASSES, reduction="sum"),
+    "weighted none": lambda logits, target: nn.CrossEntropyLoss(CLASSES, reduction="none")(logits, target),
+    "weighted, none counts": lambda logits, target: F.cross_entropy(logits, target.clamp(-100, -100), CLASSES),
+    "in pieces": lambda logits, target: torch.stack(
+        [F.cross_entropy(part, wanted) for part, wanted in zip(logits.chunk(3), target.chunk(3), strict=True)]
+    ),
+}
+GATHERED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "smoothed": lambda logits, target: F.cross_entropy(logits, target, label_smoothing=0.1),
+    "one piece of the rows": lambda logits, target: logits.split([5, 19])[1],
+    "one row": lambda logits, target: logits.unbind()[2],
+    "one piece of the classes": lambda logits, target: logits.split(5, dim=-1)[1],
+    "chunk of the classes": lambda logits, target: torch.chunk(logits, 5, -1)[2],
+    "one class": lambda logits, target: logits.unbind(-1)[3],
+    "classes in threes": lambda logits, target: logits.unflatten(-1, (3, -1)),
+    "copied": lambda logits, target: torch.empty(24, VOCABULARY).copy_(logits),
+}
+CLASSES = torch.linspace(0.5, 1.5, VOCABULARY)
+
+
+@contextlib.contextmanager
+def gathered_matrices() -> Iterator[list[torch.Size]]:
+    """The shapes of what is gathered inside, but for numbers and lists of losses."""
+    shapes: list[torch.Size] = []
+    gather = DTensor.full_tensor
+
+    def counted(self: DTensor, **kwargs: Any) -> Tensor:
+        shapes.extend([self.shape] if self.dim() > 1 else [])
+        return gather(self, **kwargs)
+
+    DTensor.full_tensor = counted  # type: ignore[method-assign]
+    try:
+        yield shapes
+    finally:
+        DTensor.full_tensor = gather  # type: ignore[method-assign]
+
+
+def lose(context: RankContext) -> dict[str, tuple[Tensor, Tensor | None, int]]:
+    """What each use of the logits gives, the embedding's gradient of it, and how often the logits were gathered."""
+    model = make_gpt()
+    inputs, targets = make_batches("gpt", 1)[0]
+    results: dict[str, tuple[Tensor, Tensor | None, int]] = {}
+    with placed_mesh(context, {"tp": 2}) as placed:
+        parallel = parallelize(model, placed.mesh, loss_parallel=True)
+        for name, use in {**ON_PARTS, **GATHERED}.items():
+            model.zero_grad()
+            with parallel.running(), gathered_matrices() as gathers:
+                result = use(model(inputs).flatten(0, 1), targets.flatten())
+            with parallel.running():
+                gathered(result).square().sum().backward()
+            gradient = whole_gradients(parallel, model)["tokens.weight"]
+            results[name] = gathered(result).detach(), gradient, len(gathers)
+    return results
+
+
+def test_the_loss_is_computed_on_the_parts(ranks: RankPool) -> None:
+    model = whole_gpt()
+    inputs, targets = make_batches("gpt", 1)[0]
+    found = ranks.run(lose, world_size=2)
+    for name, use in {**ON_PARTS, **GATHERED}.items():
+        model.zero_grad()
+        expected = use(model(inputs).flatten(0, 1), targets.flatten())
+        expected.square().sum().backward()
+        for result in found:
+            value, gradient, gathers = result[name]
+            torch.testing.assert_close(value, expected.detach(), rtol=1e-5, atol=1e-5, equal_nan=True)
+            torch.testing.assert_close(gradient, model.head.weight.grad, rtol=1e-4, atol=1e-4, equal_nan=True)
+            if name in ON_PARTS:
+                assert gathers == 0, f"{name}: logits were gathered"
 
 
 def fail_after(loss: Tensor) -> None:

@@ -86,6 +86,20 @@ def test_layers_dealt_to_ranks(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("pipeline.html"))) == 1
 
 
+def test_layers_of_an_mlp_dealt_to_ranks(tmp_path: Path) -> None:
+    result = train("parallel=pipeline", "model=mlp", "data=synthetic", cwd=tmp_path).check()
+    assert "1 pipeline of 2 ranks, schedule 1f1b" in result.stderr + result.stdout
+
+
+def test_layers_dealt_to_ranks_that_share_them(tmp_path: Path) -> None:
+    overrides = ["parallel=pipeline", "parallel.tensor.size=2", "parallel.tensor.loss_parallel=true"]
+    result = train(*overrides, "trainer.devices=4", cwd=tmp_path).check()
+    said = result.stderr + result.stdout
+    assert "in each stage tensor parallel over 2 ranks, plan gpt" in said
+    assert "stage 1 on rank 2, 3" in said
+    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+
+
 def test_layers_shared_by_the_ranks_of_a_host(tmp_path: Path) -> None:
     result = train("parallel=tensor", "parallel.tensor.loss_parallel=true", "data=sharded", cwd=tmp_path).check()
     said = result.stderr + result.stdout

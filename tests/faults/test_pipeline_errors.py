@@ -15,7 +15,7 @@ from torch import nn
 
 from lightning_dist.errors import CollectiveError
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
-from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.distributed.pipeline_runs import StageCase, StageLearner, strategy_for
 from tests.faults.runs import HOSTS, LOAD_S
 from tests.support.faults import InjectedError
 from tests.support.ranks import Died, RankPool
@@ -46,6 +46,8 @@ class Trip(nn.Module):
         return y
 
     def fail(self, gradient: Any = None) -> None:
+        if self.kind == "never":
+            return
         if self.kind == "raise":
             raise InjectedError(SAID)
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
@@ -108,6 +110,35 @@ def test_a_stage_that_dies_is_named(ranks: RankPool, stage: int, phase: str, kin
         assert f"rank {stage} (host {host})" in ending["text"], ending
 
 
+def train_sharded(context: RankContext, stage: int, phase: str) -> dict[str, Any]:
+    """As :func:`train`, in two pipelines whose stages are sharded; one of them trips."""
+    case = StageCase(pipeline={"size": 2, "micro_batches": 4, "split": [2, 3]})
+    module = Tripping(case, 2 * stage, phase, "raise" if context.rank == stage else "never")
+    parallel = {"mode": "zero2", "pipeline": case.pipeline}
+    trainer = trainer_on_pool(
+        context, strategy_of(parallel=parallel, sync={"timeout_s": TIMEOUT_S}), limit_val_batches=0
+    )
+    start_s = time.monotonic()
+    try:
+        trainer.fit(module)
+    except Exception as error:
+        return {"text": f"{type(error).__name__}: {error}", "after_s": time.monotonic() - start_s}
+    finally:
+        with contextlib.suppress(RuntimeError):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return {"text": "", "after_s": 0.0}
+
+
+@pytest.mark.parametrize(("stage", "phase"), [(0, "backward"), (1, "forward")])
+def test_a_sharded_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: str) -> None:
+    """The ranks of its own pipeline wait for its messages, those of the other one for its shards."""
+    ended = ranks.run(train_sharded, layout=HOSTS, args=(stage, phase), init_group=False, fresh=True, deadline_s=40)
+    for ending in ended:
+        assert SAID in ending["text"], ended
+        assert ending["after_s"] < TIMEOUT_S + LOAD_S
+
+
 # -- no deadlock ------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +168,7 @@ class Unequal(StageLearner):
 def train_long(context: RankContext, case: StageCase, stages: int) -> int:
     """50 steps, validated in between, then tested."""
     module = Unequal(case, stages)
-    strategy = strategy_of(parallel={"mode": "pipeline", "pipeline": case.pipeline})
+    strategy = strategy_for(case)
     trainer = trainer_on_pool(context, strategy, max_epochs=-1, max_steps=50, val_check_interval=7)
     trainer.fit(module)
     trainer.test(module, verbose=False)
@@ -151,3 +182,10 @@ def test_unequal_stages_never_wait_for_each_other(ranks: RankPool, size: int, sc
     stages = size * per_rank
     case = StageCase(pipeline={"schedule": schedule, "micro_batches": 4}, size=6)
     assert ranks.run(train_long, world_size=size, args=(case, stages), deadline_s=60) == [50] * size
+
+
+@pytest.mark.parametrize(("schedule", "per_rank"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zbv", 2)])
+def test_unequal_sharded_stages_never_wait_for_each_other(ranks: RankPool, schedule: str, per_rank: int) -> None:
+    pipeline = {"size": 2, "schedule": schedule, "micro_batches": 4}
+    case = StageCase(pipeline=pipeline, parallel={"mode": "zero2"}, size=6)
+    assert ranks.run(train_long, layout=HOSTS, args=(case, 2 * per_rank), deadline_s=60) == [50] * 4

@@ -26,7 +26,7 @@ OVERRIDES = [
 @pytest.mark.parametrize(
     "parallel",
     [
-        *("ddp", "pipeline"),
+        *("ddp", "pipeline", "pipeline parallel.pipeline.size=4"),  # two pipelines of two stages; one of four
         *(pytest.param(mode, marks=pytest.mark.sweep) for mode in ("zero1", "zero2", "zero3", "hsdp", "tensor")),
     ],
 )
@@ -35,7 +35,7 @@ def test_it_trains_on_two_hosts_of_two_ranks(
 ) -> None:
     cluster = make_cluster(2, rate_mbit=400)
     sent_before = cluster.tx_bytes()
-    command = [REPO_ROOT / "examples" / "train.py", *OVERRIDES, f"parallel={parallel}"]
+    command = [REPO_ROOT / "examples" / "train.py", *OVERRIDES, *f"parallel={parallel}".split()]
     with cluster.start_on_hosts(command, cwd=tmp_path, env={"COLUMNS": "200"}) as hosts:
         first, second = hosts.wait(deadline_s=100)
         first.check()
@@ -46,4 +46,5 @@ def test_it_trains_on_two_hosts_of_two_ranks(
     assert "bits per byte" in first.stdout
     assert "bits per byte" not in second.stdout, "only rank 0 reports"
     sent = {name: after - sent_before[name] for name, after in cluster.tx_bytes().items()}
-    assert all(count > 100_000 for count in sent.values()), "gradients crossed the link"
+    least = 20_000 if "size=4" in parallel else 100_000  # activations of a small model, or its gradients
+    assert all(count > least for count in sent.values()), "what has to crossed the link"

@@ -332,6 +332,7 @@ def test_configs_cannot_be_changed() -> None:
     ("argument", "message"),
     [
         ("sync.timeout_s=60s", r"sync.timeout_s=60s: must be a number of seconds, such as sync.timeout_s=\d"),
+        ("parallel.pipeline.micro_batches=x", "must be a number, such as parallel.pipeline.micro_batches=4"),
         ("sync.chunk_bytes=8MB", "must be a number of bytes, such as sync.chunk_bytes=8000000"),
         (
             "recompute.modules=model.blocks.*",
@@ -367,3 +368,23 @@ def test_values_of_the_right_type_pass(argument: str) -> None:
 def test_names_that_need_values_say_which(group: str, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"needs {group}\."):
         config.resolve(group, name, *PRESETS[group])
+
+
+@pytest.mark.parametrize(
+    ("config_type", "options", "said"),
+    [
+        (config.TensorConfig, {"size": 2.0}, r"parallel.tensor.size=2.0 ranks: must be a whole number, e.g. 2"),
+        (config.TensorConfig, {"loss_parallel": "no"}, r"parallel.tensor.loss_parallel='no' \(str\): must be true or"),
+        (ParallelConfig, {"prefetch": 1.5}, r"parallel.prefetch=1.5 blocks: must be a whole number"),
+        (ParallelConfig, {"find_unused_parameters": "false"}, "parallel.find_unused_parameters='false'"),
+        (ParallelConfig, {"tensor": "gpt"}, r"parallel.tensor='gpt': must be a mapping of the options size, plan"),
+        (ParallelConfig, {"tensor": None}, "parallel.tensor=None: must be a mapping"),
+        (RecomputeConfig, {"mode": "every_n", "every": 2.0}, "recompute.every=2.0 blocks: must be a whole number"),
+        (RecomputeConfig, {"mode": "full", "modules": [1]}, "recompute.modules is a list of class names"),
+    ],
+)
+def test_values_of_another_type_are_refused_before_anything_starts(
+    config_type: type, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config_type(**options)

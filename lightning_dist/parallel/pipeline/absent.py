@@ -1,7 +1,8 @@
 """Parameters and buffers of layers that are on other ranks: they keep their place, name and shape, and no memory.
 
 So a module's names, an optimizer's list of parameters and the order of its state are those of the uncut model on every
-rank. An absent parameter gets no gradient, which every optimizer of torch skips. Its values read as NaN.
+rank. An absent parameter gets no gradient, which every optimizer of torch skips. Its values read as NaN. If its layer
+is split over ranks, each gives up the memory of its part.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from lightning_dist.parallel.pipeline.parts import part_of
 
 
 class AbsentTensors:
@@ -24,7 +27,8 @@ class AbsentTensors:
         self._ids = {id(tensor) for tensor in self._tensors}
         for tensor in self._tensors:
             tensor.grad = None
-            tensor.data = placeholder(tensor)
+            part = part_of(tensor)
+            part.data = placeholder(part)
 
     def __contains__(self, tensor: object) -> bool:
         return id(tensor) in self._ids
@@ -32,7 +36,8 @@ class AbsentTensors:
     def restore(self) -> None:
         """Give them memory again; values are for the caller to fill in. Safe twice."""
         for tensor in self._tensors:
-            tensor.data = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            part = part_of(tensor)
+            part.data = torch.empty(part.shape, dtype=part.dtype, device=part.device)
         self._tensors, self._ids = [], set()
 
 

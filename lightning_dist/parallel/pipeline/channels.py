@@ -9,6 +9,7 @@ Note [Four groups]
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ class TensorKind(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    def __str__(self) -> str:
+        """E.g. ``float32 [4, 8]``."""
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
 
     @property
     def has_gradient(self) -> bool:
@@ -129,3 +134,13 @@ class Channels:
         empty = tuple(torch.empty(each.shape, dtype=each.dtype, device=self._device) for each in boundary)
         pending = self._collectives.start_exchange([], [(sender, t) for t in empty], group, what, tag)
         return Arriving(pending, empty)
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go what the frames of an error, and of those behind it, refer to."""
+    behind: BaseException | None = error
+    seen: set[BaseException] = set()  # an error raised again while what it caused is handled stands behind itself
+    while behind is not None and behind not in seen:
+        seen.add(behind)
+        traceback.clear_frames(behind.__traceback__)
+        behind = behind.__cause__ or behind.__context__

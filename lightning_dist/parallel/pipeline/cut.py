@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -55,6 +55,17 @@ class Cut:
             if len(holders) > 1 and isinstance(tensor, nn.Parameter):
                 found.setdefault(holders, []).append(tensor)
         return found
+
+    def with_tensors(self, replaced: Mapping[Tensor, Tensor], shown: Mapping[Tensor, Tensor]) -> Cut:
+        """The same cut, after some of the model's tensors have been replaced by others.
+
+        Args:
+            replaced: Old -> new.
+            shown: Old -> another one that the model has in its place at times.
+        """
+        new_ones = ((new, self.stages_of[old]) for old, new in (*replaced.items(), *shown.items()))
+        stages_of = {**self.stages_of, **dict(new_ones)}
+        return replace(self, stages_of=stages_of, tensors=tuple(replaced.get(each, each) for each in self.tensors))
 
     def aliased(self, position: int) -> list[tuple[nn.Parameter, list[Place]]]:
         """Parameters that several stages of one rank use, with the places where the later ones hold them."""

@@ -6,6 +6,7 @@ pipeline gives it puts the gradients in place.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,27 @@ from lightning_dist.errors import CombinationError
 _TOLERANCE = 1e-3
 
 
+def check_gradient_hooks(module: nn.Module) -> None:
+    """Refuse or warn of hooks on parameters, which a schedule calls once a micro-batch.
+
+    Raises:
+        CombinationError: A parameter has a hook that is to see its whole gradient.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            raise CombinationError(
+                f"{name} has a hook by register_post_accumulate_grad_hook, and in a pipeline its gradient comes in one "
+                "part a micro-batch: write what it does in on_after_backward or on_before_optimizer_step"
+            )
+        if parameter._backward_hooks:
+            warnings.warn(
+                f"{name} has a hook by register_hook, which a pipeline calls once a micro-batch, with that "
+                "micro-batch's part of the gradient; if it does more than multiply, write it in on_after_backward",
+                stacklevel=2,
+            )
+            return
+
+
 class HeldGradients:
     """Takes gradients from their parameters, and puts them back.
 
@@ -28,23 +50,40 @@ class HeldGradients:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._held: list[tuple[nn.Parameter, Tensor]] = []
+        self._before: list[tuple[nn.Parameter, Tensor]] = []
 
-    def forget(self) -> None:
-        """A window of accumulation begins: what the last one left is to be zeroed, so it need not take memory."""
+    def begin(self, *, window: bool, keeps: bool) -> None:
+        """A schedule is about to make gradients.
+
+        Args:
+            window: Whether a window of accumulation begins, so that what the last one left is to be zeroed.
+            keeps: Whether somebody looks at it before, or zeroes it in a way of his own; else it is let go at once, so
+                that it takes no memory.
+        """
         self._held = []
+        if not window:
+            return
+        self._before = [(p, p.grad) for p in self._parameters if keeps and p.grad is not None]
         for parameter in self._parameters:
             parameter.grad = None
 
     def take(self) -> None:
-        """Set them aside."""
+        """Set aside what the schedule has made."""
         self._held = [(p, p.grad) for p in self._parameters if p.grad is not None]
         for parameter, _ in self._held:
             parameter.grad = None
-
-    def put_back(self) -> None:
-        """Put them in place."""
-        for parameter, gradient in self._held:
+        for parameter, gradient in self._before:
             parameter.grad = gradient
+        self._before = []
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Put it in place; added, where not all has been zeroed."""
+        for parameter, gradient in self._held:
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad += gradient
         self._held = []
 
     def loss(self, value: Tensor, scale: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,11 @@ def samples_of(batch: Any) -> int:
     Raises:
         ConfigError: It has no tensors, or they differ in it.
     """
+    if isinstance(batch, Iterator):
+        raise ConfigError(
+            "a step that takes dataloader_iter fetches its batches itself, and a pipeline cuts each batch before it "
+            "calls the step: write training_step(self, batch, batch_idx)"
+        )
     sizes = {len(tensor) for tensor in tensors_of(batch) if tensor.dim()}
     if len(sizes) == 1:
         return sizes.pop()
@@ -59,10 +64,18 @@ def split_batch(batch: Any, count: int) -> list[MicroBatch]:
     parts, start = [], 0
     for index in range(count):
         size = small + (index < more)
-        values = map_tensors(batch, lambda t, a=start, b=start + size: t[a:b] if t.dim() else t)  # type: ignore[misc]
+        values = map_tensors(batch, lambda t, a=start, b=start + size: _part(t, a, b))  # type: ignore[misc]
         parts.append(MicroBatch(values, size, signature_of(values)))
         start += size
     return parts
+
+
+def _part(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Some samples of it, in the same memory.
+
+    ``data``, so that writing into one part does not count as writing into the others, which autograd may have kept.
+    """
+    return tensor[start:end].data if tensor.dim() else tensor
 
 
 def signature_of(values: Any) -> Signature:
@@ -70,18 +83,36 @@ def signature_of(values: Any) -> Signature:
     return tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors_of(values))
 
 
-def join(values: Sequence[Any]) -> Any:
-    """Put parts together that are nested alike: tensors along their first dim, what else there is from the first."""
+def join(values: Sequence[Any], samples: Sequence[int]) -> Any:
+    """Put together what micro-batches gave: values that are nested alike.
+
+    Tensors are joined along their first dim; 0-dim ones are means over the samples, or counts where they are integers;
+    of anything else the first is taken.
+
+    Args:
+        values: Of each micro-batch.
+        samples: In each.
+    """
     first = values[0]
     if isinstance(first, Tensor):
-        return torch.cat(list(values)) if first.dim() else torch.stack(list(values)).mean(0)
+        return _join_tensors(values, samples)
     if isinstance(first, Mapping):
-        return type(first)({key: join([value[key] for value in values]) for key in first})  # type: ignore[call-arg]
+        return type(first)({key: join([value[key] for value in values], samples) for key in first})  # type: ignore[call-arg]
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(join(items) for items in zip(*values, strict=True)))
+        return type(first)(*(join(items, samples) for items in zip(*values, strict=True)))
     if isinstance(first, list | tuple):
-        return type(first)(join(items) for items in zip(*values, strict=True))
+        return type(first)(join(items, samples) for items in zip(*values, strict=True))
     return first
+
+
+def _join_tensors(values: Sequence[Tensor], samples: Sequence[int]) -> Tensor:
+    if values[0].dim():
+        return torch.cat(list(values))
+    together = torch.stack(list(values))
+    if not (together.is_floating_point() or together.is_complex()):
+        return together.sum()
+    weights = torch.tensor(samples, dtype=torch.float64, device=together.device) / sum(samples)
+    return (together * weights).sum().to(together.dtype)
 
 
 def map_tensors(values: Any, change: Callable[[Tensor], Any]) -> Any:

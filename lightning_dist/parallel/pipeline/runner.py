@@ -41,7 +41,7 @@ class StageRunner:
         self._pipeline = pipeline
         self._collectives = collectives
         self._schedules: dict[tuple[str, int], Schedule] = {}
-        self._boundaries: dict[tuple[Signature, bool], list[tuple[Boundary, Boundary]]] = {}
+        self._boundaries: dict[tuple[Signature, bool, bool], list[tuple[Boundary, Boundary]]] = {}
         self._loss_of: LossOf | None = None
         self.boundaries: list[list[tuple[Boundary, Boundary]]] = []  # of the last batch: [micro-batch][stage here]
 
@@ -82,7 +82,7 @@ class StageRunner:
             on_last_gradient: Called for each stage when all its gradients are there.
         """
         chosen = self._schedule(schedule, len(parts))
-        boundaries = self._survey(parts, inputs)
+        boundaries = self._survey(parts, inputs, trains=True)
         self._loss_of = loss_of
         for number, stage in enumerate(self.stages):
             stage.clear_runtime_states()
@@ -99,7 +99,7 @@ class StageRunner:
 
     def forward(self, parts: Sequence[MicroBatch], inputs: Inputs) -> list[Any]:
         """Forward of a batch; what the last stage gives for each micro-batch, an empty list on other ranks."""
-        boundaries = self._survey(parts, inputs)
+        boundaries = self._survey(parts, inputs, trains=False)
         outputs: list[Any] = []
         for number, stage in enumerate(self.stages):
             stage.clear_runtime_states()
@@ -138,11 +138,16 @@ class StageRunner:
 
     # -- what crosses the boundaries -----------------------------------------------------------------------------------
 
-    def _survey(self, parts: Sequence[MicroBatch], inputs: Inputs) -> list[list[tuple[Boundary, Boundary]]]:
-        """For each micro-batch and stage here, what comes and what goes; found out once for each shape of a batch."""
+    def _survey(
+        self, parts: Sequence[MicroBatch], inputs: Inputs, *, trains: bool
+    ) -> list[list[tuple[Boundary, Boundary]]]:
+        """For each micro-batch and stage here, what comes and what goes; found out once for each shape of a batch.
+
+        Layers may give something else in training than in evaluation.
+        """
         found = []
         for part, given in zip(parts, inputs, strict=True):
-            key = (part.signature, torch.is_autocast_enabled(self.stages[0].device.type))
+            key = (part.signature, torch.is_autocast_enabled(self.stages[0].device.type), trains)
             if key not in self._boundaries:
                 self._boundaries[key] = self._try(given)
             found.append(self._boundaries[key])
@@ -150,26 +155,27 @@ class StageRunner:
         return found
 
     def _try(self, given: tuple[Any, ...]) -> list[tuple[Boundary, Boundary]]:
-        """Run the layers once on a micro-batch, without a trace: no gradients, random numbers or buffers."""
+        """Run the layers once on a micro-batch, without a trace: no gradients, random numbers or buffers.
+
+        They get real values: a layer may look things up by them, or measure its output by them.
+        """
         found: list[tuple[Boundary, Boundary]] = []
         coming: Boundary = ()
+        values = tuple(v.clone() if isinstance(v, Tensor) else v for v in given)  # layers may work in place
         for stage in self.stages:
-            if not stage.is_first:
-                before = stage.stage_index - 1
-                if stage._is_elsewhere(before):
-                    coming = self._hear(stage._positions[before], before)
-                given = tuple(torch.zeros(kind.shape, dtype=kind.dtype, device=stage.device) for kind in coming)
+            if not stage.is_first and stage._is_elsewhere(stage.stage_index - 1):
+                coming, values = self._hear(stage._positions[stage.stage_index - 1], stage.stage_index - 1)
             going: Boundary = ()
             if not stage.is_last:
-                going = self._run_once(stage, given)
+                going, values = self._run_once(stage, values)
                 following = stage.stage_index + 1
                 if stage._is_elsewhere(following):
-                    self._tell(going, stage._positions[following], stage.stage_index)
+                    self._tell(going, values, stage._positions[following], stage.stage_index)
             found.append((coming, going))
             coming = going
         return found
 
-    def _run_once(self, stage: LayerStage, given: tuple[Any, ...]) -> Boundary:
+    def _run_once(self, stage: LayerStage, given: tuple[Any, ...]) -> tuple[Boundary, tuple[Tensor, ...]]:
         devices = [stage.device] if stage.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), kept_buffers(stage.submod), torch.no_grad():
             outputs = as_tuple(stage.submod(*given))
@@ -179,24 +185,25 @@ class StageRunner:
                 f"{stage} gave {', '.join(describe(output) for output in outputs)}; between pipeline stages travel "
                 "tensors: let the layer return a tensor, or a tuple of tensors"
             )
-        return tuple(kind for kind in kinds if kind is not None)
+        return tuple(kind for kind in kinds if kind is not None), outputs
 
-    def _hear(self, sender: int, stage: int) -> Boundary:
+    def _hear(self, sender: int, stage: int) -> tuple[Boundary, tuple[Tensor, ...]]:
         said: list[Any] = [None]
+        device, source, group = self.stages[0].device, self._pipeline.ranks[sender], self._pipeline.process_group
         with self._collectives.operation(f"hearing what stage {stage} gives", self._pipeline):
-            dist.recv_object_list(
-                said, src=self._pipeline.ranks[sender], group=self._pipeline.process_group, device=self.stages[0].device
-            )
-        return said[0]  # type: ignore[no-any-return]  # a boundary, from our own code
+            dist.recv_object_list(said, src=source, group=group, device=device)
+            boundary: Boundary = said[0]  # from our own code
+            values = tuple(torch.empty(kind.shape, dtype=kind.dtype, device=device) for kind in boundary)
+            for value in values:
+                dist.recv(value, source, group)
+        return boundary, values
 
-    def _tell(self, boundary: Boundary, receiver: int, stage: int) -> None:
+    def _tell(self, boundary: Boundary, values: Sequence[Tensor], receiver: int, stage: int) -> None:
+        device, target, group = self.stages[0].device, self._pipeline.ranks[receiver], self._pipeline.process_group
         with self._collectives.operation(f"saying what stage {stage} gives", self._pipeline):
-            dist.send_object_list(
-                [boundary],
-                dst=self._pipeline.ranks[receiver],
-                group=self._pipeline.process_group,
-                device=self.stages[0].device,
-            )
+            dist.send_object_list([boundary], dst=target, group=group, device=device)
+            for value in values:
+                dist.send(value.contiguous(), target, group)
 
 
 @contextmanager

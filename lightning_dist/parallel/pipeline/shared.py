@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.parallel.pipeline.parts import part_of
 
 Place = tuple[nn.Module, str]
 """A module, and the name of a parameter in it."""
@@ -45,7 +46,7 @@ class SharedParameters:
 
     def _sum(self, parameters: list[nn.Parameter], group: RankGroup) -> None:
         has = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-        values = [_local(p.grad) if p.grad is not None else torch.zeros_like(_local(p)) for p in parameters]
+        values = [part_of(p.grad) if p.grad is not None else torch.zeros_like(part_of(p)) for p in parameters]
         flat = torch.cat([*(value.reshape(-1) for value in values), has.to(values[0].dtype)])
         self._collectives.all_reduce(flat, group)
         counts = flat[-len(parameters) :].tolist()
@@ -57,7 +58,7 @@ class SharedParameters:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            _local(parameter.grad).copy_(total)
+            part_of(parameter.grad).copy_(total)
 
 
 class LocalAliases:
@@ -73,7 +74,7 @@ class LocalAliases:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """While a batch runs, the later users hold the aliases."""
-        aliases = [nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p, _ in self._places]
+        aliases = [_alias_of(parameter) for parameter, _ in self._places]
         for alias, (_, places) in zip(aliases, self._places, strict=True):
             for module, name in places:
                 module._parameters[name] = alias
@@ -87,13 +88,17 @@ class LocalAliases:
                     parameter.grad = alias.grad if parameter.grad is None else parameter.grad + alias.grad
 
 
+def _alias_of(parameter: nn.Parameter) -> nn.Parameter:
+    """Another parameter with the same memory; what is done to the gradient of the one is done to the other's."""
+    alias = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    hooks = (parameter._backward_hooks or {}) if parameter.requires_grad else {}
+    for hook in hooks.values():
+        alias.register_hook(hook)
+    return alias
+
+
 def _by_type(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     found: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         found.setdefault(parameter.dtype, []).append(parameter)
     return list(found.values())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local

@@ -21,7 +21,10 @@ def split_evenly(costs: Sequence[float], stages: int) -> tuple[int, ...]:
     """
     count = len(costs)
     if count < stages:
-        raise ConfigError(f"{count} layers cannot make {stages} pipeline stages; use fewer ranks or more layers")
+        raise ConfigError(
+            f"{count} layers cannot make {stages} pipeline stages; use fewer ranks, more layers, or a schedule with "
+            "fewer stages a rank (parallel.pipeline.schedule=1f1b has one)"
+        )
     before = [0.0]
     for cost in costs:
         before.append(before[-1] + cost)

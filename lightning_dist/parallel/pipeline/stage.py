@@ -10,7 +10,7 @@ their number is that of the micro-batches under way; and micro-batches may diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -29,11 +29,12 @@ from lightning_dist.parallel.pipeline.channels import (
     Sent,
     TensorKind,
 )
+from lightning_dist.parallel.pipeline.graph import all_depend, enter, refuse_elsewhere, users_own
 from lightning_dist.parallel.pipeline.layers import Layer
 from lightning_dist.parallel.pipeline.timeline import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 
-Failed = Callable[[BaseException, str], None]
-"""Told of the user's error in a stage, and where it was."""
+Failed = Callable[[Exception, str], None]
+"""Told of an error in a stage, and where it was; raises instead if it is not the user's."""
 
 
 class StageModule(nn.Module):
@@ -78,6 +79,7 @@ class LayerStage:
         device: Where it computes.
         failed: Told of errors of its layers.
         where: This rank, for messages.
+        elsewhere: ``id`` of each parameter that other ranks hold -> its name.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class LayerStage:
         device: torch.device,
         failed: Failed,
         where: str,
+        elsewhere: Mapping[int, str],
     ) -> None:
         # names that torch's schedules use
         self.submod = module
@@ -108,6 +111,7 @@ class LayerStage:
         self._events = events
         self._failed = failed
         self._where = where
+        self._elsewhere: Mapping[int, str] | None = elsewhere  # None: looked for
         self._inputs: Sequence[Boundary] = ()
         self._outputs: Sequence[Boundary] = ()
         self._on_last: Callable[[LayerStage], None] | None = None
@@ -253,7 +257,7 @@ class LayerStage:
         if self.has_backward and not self.is_first:
             values = tuple(v.requires_grad_() if v.is_floating_point() or v.is_complex() else v for v in values)
         with self._working(FORWARD, chunk):
-            output = self.submod(*values)
+            output = self.submod(*enter(values))
             if not self.is_last:
                 self._check(as_tuple(output), chunk)
             if self._copies_views and not self.is_last:
@@ -276,15 +280,18 @@ class LayerStage:
         if not self.is_last:
             outputs, gradients = self._with_their_gradients(outputs, self._arrived(GRADIENT, chunk))
         with self._working(BACKWARD if full_backward else BACKWARD_INPUT, chunk), self._outside_autocast():
-            if not self.is_last and not outputs:  # frozen so far
+            roots = [loss] if self.is_last else list(outputs)
+            if self._elsewhere is not None:
+                refuse_elsewhere(roots, self._elsewhere, stage=self)
+                self._elsewhere = None
+            self._split[chunk] = ((), (), inputs, [])
+            if not roots:  # frozen so far
                 found = (None,) * len(inputs)
-                self._split[chunk] = ((), (), inputs, [])
-            elif full_backward:
-                found = stage_backward(loss if self.is_last else outputs, gradients, list(inputs))
-            elif self.is_first:  # nothing before it waits: all of it is the second part's
+            elif self.is_first and not full_backward:  # nothing before it waits: all of it is the second part's
                 self._split[chunk] = (outputs, gradients, inputs, None)
+            elif full_backward or not all_depend(roots, inputs):
+                found = stage_backward(loss if self.is_last else outputs, gradients, list(inputs))
             else:
-                roots = [loss] if self.is_last else list(outputs)
                 found, groups = stage_backward_input(roots, gradients, list(inputs), self.submod.parameters())  # type: ignore[arg-type]
                 self._split[chunk] = (roots, gradients, inputs, groups)
         self._input_gradients[chunk] = tuple(found)
@@ -356,7 +363,7 @@ class LayerStage:
         except CollectiveError:
             raise
         except Exception as raised:
-            error = _users_own(raised)
+            error = users_own(raised)
             said = f"{self._where}: the {kind.replace('_', ' ')} of micro-batch {chunk} in stage {self.stage_index}"
             self._failed(error, said)
             if error is raised:
@@ -374,12 +381,6 @@ class LayerStage:
         return chunk * self.num_stages + receiving
 
 
-def _users_own(error: Exception) -> Exception:
-    """What torch's functions for a stage's backward have wrapped in an error of theirs that lists tensors."""
-    cause = error.__cause__
-    return cause if "Failed to run stage backward" in str(error) and isinstance(cause, Exception) else error
-
-
 def kind_of(value: Any) -> TensorKind | None:
     """What crosses a boundary for a value; ``None`` if it cannot."""
     return TensorKind(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
@@ -387,9 +388,8 @@ def kind_of(value: Any) -> TensorKind | None:
 
 def describe(value: Any) -> str:
     """E.g. ``float32 [4, 8]``, or the type of what is no tensor."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    kind = kind_of(value)
+    return type(value).__name__ if kind is None else str(kind)
 
 
 def _with_gradient(boundary: Boundary) -> Boundary:

@@ -73,15 +73,8 @@ class GivenOutput:
             self._compare(step, (*args, *kwargs.values()), inputs)
             return output
 
-        before = vars(self._root).get("forward")
-        vars(self._root)["forward"] = forward
-        try:
+        with _replaced(self._root, "forward", forward):
             yield
-        finally:
-            if before is None:
-                del vars(self._root)["forward"]
-            else:
-                vars(self._root)["forward"] = before
         if not calls:
             raise ConfigError(
                 f"{self._owner}.{step} does not call {self._name}, whose layers are the pipeline's; it must, once"
@@ -92,12 +85,17 @@ class GivenOutput:
             return
         self._is_checked = True
         pairs = zip(tensors_of(list(given)), tensors_of(list(inputs)), strict=False)
-        if signature_of(list(given)) != signature_of(list(inputs)) or not all(torch.equal(a, b) for a, b in pairs):
+        if signature_of(list(given)) != signature_of(list(inputs)) or not all(_equal(a, b) for a, b in pairs):
             raise ConfigError(
                 f"{self._owner}.{step} calls {self._name} with other values than the pipeline's first stage was given; "
                 f"give {self._owner} a method pipeline_input(self, batch) that makes of a batch what the model is "
                 "called with, and use it in the step"
             )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether they are the same; not a number, as a missing value, equals itself."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())  # != itself: NaN
 
 
 @dataclass
@@ -150,15 +148,8 @@ class StepLogs:
             entry = Logged(self._plain(name, value), arguments, options)
             self.entries.setdefault(name, []).append((weight, options.get("batch_size") or samples, entry))
 
-        before = vars(self.module).get("log")
-        vars(self.module)["log"] = log
-        try:
+        with _replaced(self.module, "log", log):
             yield
-        finally:
-            if before is None:
-                del vars(self.module)["log"]
-            else:
-                vars(self.module)["log"] = before
 
     def combined(self) -> dict[str, Logged]:
         """One entry a name."""
@@ -171,6 +162,37 @@ class StepLogs:
                     return MetricPath(path)
             raise ConfigError(f"self.log({name!r}, ...): the metric is no attribute of {type(self.module).__name__}")
         return torch.as_tensor(value).detach().cpu()
+
+
+@contextmanager
+def no_logs(module: nn.Module) -> Iterator[None]:
+    """Around layers, which run on one rank each, and may not log what the others then lack.
+
+    Raises:
+        ConfigError: One does.
+    """
+
+    def log(name: str, *_: Any, **__: Any) -> None:
+        raise ConfigError(
+            f"self.log({name!r}, ...) in a layer of a pipeline, which runs on one rank and once a micro-batch: let the "
+            "model return the value, and log it in the step"
+        )
+
+    with _replaced(module, "log", log):
+        yield
+
+
+@contextmanager
+def _replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    before = vars(module).get(name)
+    vars(module)[name] = method
+    try:
+        yield
+    finally:
+        if before is None:
+            del vars(module)[name]
+        else:
+            vars(module)[name] = before
 
 
 def replay(module: nn.Module, logs: Mapping[str, Logged]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -49,11 +49,12 @@ class StageGather:
             with self._operation("gather of pipeline stages"):
                 dist._broadcast_coalesced(self._group, some, _CHUNK_BYTES, self._number(owner))
 
-    def gather(self, tensors: Sequence[tuple[int, Tensor]], *, keep: bool) -> list[Tensor]:
+    def gather(self, tensors: Iterable[tuple[int, Tensor]], *, keep: bool) -> list[Tensor]:
         """Copies of the tensors as their holders have them, in CPU memory; collective.
 
         Args:
-            tensors: (place of the holder, tensor, on other ranks one of the same shape and type), in the same order.
+            tensors: (place of the holder, tensor, on other ranks one of the same shape and type), in the same order;
+                asked for as they are sent.
             keep: Whether this rank wants the values; else it gets tensors without memory.
         """
         found: list[Tensor] = []
@@ -85,12 +86,19 @@ class StageGather:
         self._collectives.broadcast(values, self._pipeline, source=source)
         return said if is_own else pickle.loads(values.cpu().numpy().tobytes())  # noqa: S301  # a rank of this run's
 
-    def optimizer_state(self, state: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
+    def optimizer_state(
+        self,
+        state: Mapping[str, Any],
+        *,
+        keep: bool,
+        whole: Callable[[int, Tensor], Tensor] = lambda index, value: value,
+    ) -> dict[str, Any]:
         """An optimizer's ``state_dict()`` with the entries of all stages; collective.
 
         Args:
             state: This rank's: entries of its own parameters, by their number among all.
             keep: Whether this rank wants the values.
+            whole: Makes an entry whole, given its parameter's number, on the ranks of the stage that has it.
         """
         described = {
             index: {name: _described(value) for name, value in entries.items()}
@@ -102,18 +110,18 @@ class StageGather:
             for index, entries in heard.items():
                 if index not in owners:
                     owners[index], shapes[index] = position, entries
-        wanted: list[tuple[int, Tensor]] = []
-        for index in sorted(owners):
-            for name, value in shapes[index].items():
-                if isinstance(value, _Shape):
-                    is_own = owners[index] == self.position
-                    wanted.append((owners[index], state["state"][index][name] if is_own else value.empty()))
+        wanted = (
+            (owners[i], whole(i, state["state"][i][name]) if owners[i] == self.position else value.empty())
+            for i in sorted(owners)
+            for name, value in shapes[i].items()
+            if isinstance(value, _Shape)
+        )
         values = iter(self.gather(wanted, keep=keep))
-        whole = {
+        merged = {
             index: {n: next(values) if isinstance(v, _Shape) else v for n, v in shapes[index].items()}
             for index in sorted(owners)
         }
-        return {**state, "state": whole}
+        return {**state, "state": merged}
 
     @property
     def _group(self) -> dist.ProcessGroup:
@@ -127,7 +135,7 @@ class StageGather:
     def _empty(self, tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
 
-    def _in_chunks(self, tensors: Sequence[tuple[int, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
+    def _in_chunks(self, tensors: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, list[Tensor]]]:
         """Neighbours with the same holder, as many as are sent at a time."""
         some: list[Tensor] = []
         size = 0

@@ -10,7 +10,12 @@ looks at optimizers, ``part_tensors`` gathers whole tensors, ``wrapped`` is call
 from lightning_dist.parallel.tensor.links import TensorLinks
 from lightning_dist.parallel.tensor.mesh import PlacedMesh, make_mesh
 from lightning_dist.parallel.tensor.model import SplitParameter, TensorParallel, parallelize
-from lightning_dist.parallel.tensor.optimizers import keep_kinds_apart
+from lightning_dist.parallel.tensor.optimizers import (
+    keep_kinds_apart,
+    keep_list_options,
+    refuse_unsplit,
+    refuse_whole_only,
+)
 from lightning_dist.parallel.tensor.plan import Split, split_model
 from lightning_dist.parallel.tensor.styles import READY_PLANS, STYLES
 from lightning_dist.parallel.tensor.survey import survey
@@ -28,4 +33,7 @@ __all__ = [
     "READY_PLANS",
     "STYLES",
     "keep_kinds_apart",
+    "keep_list_options",
+    "refuse_unsplit",
+    "refuse_whole_only",
 ]

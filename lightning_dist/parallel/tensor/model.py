@@ -152,6 +152,10 @@ class TensorParallel:
                 "the layer that comes after it"
             )
 
+    def leave_region(self) -> str | None:
+        """Where a part of the model begins or ends: the column layer whose output no row layer has taken, if any."""
+        return self._region.leave()
+
     def share_random_state(self) -> None:
         """Give all ranks of the group the default generators of its first; collective.
 
@@ -174,7 +178,7 @@ class TensorParallel:
             part: This rank's part of it, or of a tensor of its shape.
         """
         whole = self.placed(entry, part.detach()).full_tensor()
-        return to_part_order(whole, parts=entry.fused, size=self.mesh.size()) if entry.fused > 1 else whole
+        return self.in_own_order(entry, whole) if entry.fused > 1 else whole
 
     @torch.no_grad()
     def part(self, entry: SplitParameter, whole: Tensor) -> Tensor:
@@ -185,6 +189,20 @@ class TensorParallel:
         if not isinstance(placement, Shard):
             return whole
         return whole.chunk(self.mesh.size(), placement.dim)[self.mesh.get_local_rank()].contiguous()
+
+    def in_own_order(self, entry: SplitParameter, whole: Tensor) -> Tensor:
+        """A whole tensor whose rows are in the order of the ranks, as of one process; see :mod:`.rows`."""
+        return to_part_order(whole, parts=entry.fused, size=self.mesh.size())
+
+    def spread(self, entry: SplitParameter, whole: Tensor) -> DTensor:
+        """A whole tensor that belongs to a parameter but is not of its shape; nothing is sent.
+
+        It is split as the parameter is where it is as long along that dim, else whole on each rank.
+        """
+        placement, dim = entry.placement, entry.placement.dim if isinstance(entry.placement, Shard) else 0
+        if not isinstance(placement, Shard) or dim >= whole.dim() or whole.shape[dim] != entry.shape[dim]:
+            return DTensor.from_local(whole, self.mesh, [Replicate()], run_check=False)
+        return self.placed(entry, self.part(entry, whole))
 
     def placed(self, entry: SplitParameter, part: Tensor) -> DTensor:
         """This rank's part as the DTensor it is a part of."""

@@ -44,6 +44,28 @@ class PartTensors(FullTensors):
         assert entry is not None, "asked for split parameters only"
         return self._split.placed(entry, self._split.part(entry, whole).to(parameter.device))
 
+    def whole_entry(self, parameter: nn.Parameter, value: DTensor, *, keep: bool) -> torch.Tensor:
+        """One that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes."""
+        entry = self._entry_of(parameter)
+        assert entry is not None, "asked for split parameters only"
+        if value.shape == entry.shape and value.placements == (entry.placement,):
+            return self.whole(parameter, value, keep=keep)
+        with self._operation("gather of split layers"):
+            gathered = value.full_tensor()
+        if entry.fused > 1 and value.dim() and value.shape[0] == entry.shape[0]:
+            gathered = self._split.in_own_order(entry, gathered)
+        return gathered if keep else without_memory(gathered)
+
+    def cut_entry(self, parameter: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+        """Of one that is not of the parameter's shape: its part along the parameter's dim if it is as long there."""
+        entry = self._entry_of(parameter)
+        assert entry is not None, "asked for split parameters only"
+        if value.shape == entry.shape:
+            return self.cut(parameter, value)
+        if value.dim() == 0:  # a count of steps
+            return value
+        return self._split.spread(entry, value.to(parameter.device))
+
     def _entry_of(self, parameter: nn.Parameter) -> SplitParameter | None:
         for entry in self._split.entries:
             module, own, _ = entry.places[0]

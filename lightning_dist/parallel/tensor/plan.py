@@ -14,6 +14,7 @@ from lightning_dist.errors import CombinationError, ConfigError, unknown_option
 from lightning_dist.parallel.tensor.styles import (
     COLUMN_STYLES,
     LAYER_STYLES,
+    MIXES_FEATURES,
     READY_PLANS,
     ModuleFacts,
     Plan,
@@ -86,6 +87,7 @@ def split_model(modules: Sequence[ModuleFacts], *, size: int, plan: str | Mappin
         _check_tied(by_path[path], style, layers)
     _check_owners(by_path, layers, heads, declared=per_head | replicated)
     _check_heads(by_path, layers, size)
+    _check_between(modules, layers)
     if not layers:
         raise ConfigError(f"plan {name} splits no layer; {_layers_of(modules)}")
     _check_pairs(layers)
@@ -196,7 +198,7 @@ def _check_owners(
 ) -> None:
     """What a module that holds column layers does by itself must be known: it sees a part of their features only."""
     for path, style in layers.items():
-        owner = modules.get(modules[path].owner)
+        owner = _caller_of(modules[path], modules, layers)
         if owner is None or style.kind not in COLUMN_STYLES:
             continue
         if owner.head_counts and owner.path not in heads:
@@ -214,10 +216,51 @@ def _check_owners(
             )
 
 
+def _caller_of(
+    facts: ModuleFacts, modules: Mapping[str, ModuleFacts], layers: Mapping[str, Style]
+) -> ModuleFacts | None:
+    """The module whose code calls a layer and sees its output: not a ModuleList, nor a Sequential that it ends."""
+    owner = modules.get(facts.owner)
+    while owner is not None and owner.path:
+        last = [path for path in layers if modules[path].owner == owner.path][-1:]
+        passes_on = owner.type_name == "Sequential" and (not last or last == [facts.path])
+        if not (owner.is_container or passes_on):
+            return owner
+        owner = modules.get(owner.owner)
+    return owner
+
+
+def _check_between(modules: Sequence[ModuleFacts], layers: Mapping[str, Style]) -> None:
+    """In a Sequential it can be seen what takes split features: it must treat each feature by itself."""
+    for path in (facts.path for facts in modules if facts.type_name == "Sequential"):
+        opened: tuple[str, Style] | None = None
+        for facts in modules:
+            if facts.owner != path or not facts.path:
+                continue
+            style = layers.get(facts.path)
+            if style is not None:
+                opened = (facts.path, style) if style.kind in COLUMN_STYLES else None
+            elif opened is not None and facts.type_name in MIXES_FEATURES:
+                _refuse_between(facts, *opened)
+
+
+def _refuse_between(facts: ModuleFacts, column: str, style: Style) -> None:
+    if facts.type_name == "GLU":
+        if style.parts == 2:
+            return
+        instead = f"{{{column!r}: 'fused_column:2'}}, which gives each rank a part of both halves"
+    else:
+        instead = f"'replicate' for {column} and for the row layer after it"
+    raise CombinationError(
+        f"plan: {facts} comes after {column} ({style}), of whose features each rank has a part, and what it makes of a "
+        f"feature depends on others; write {instead}"
+    )
+
+
 def _check_heads(modules: Mapping[str, ModuleFacts], layers: Mapping[str, Style], size: int) -> None:
     """Where a module says how many features a head has, no head may be cut."""
     for path, style in layers.items():
-        owner = modules.get(modules[path].owner)
+        owner = _caller_of(modules[path], modules, layers)
         features = modules[path].size_out // style.parts
         if owner is None or style.kind not in COLUMN_STYLES or not owner.head_size or features % owner.head_size:
             continue

@@ -5,6 +5,7 @@ Pure: names and numbers only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,18 +15,19 @@ COLUMN_STYLES = ("column", "fused_column")
 LAYER_STYLES = (*COLUMN_STYLES, "row", "embedding", "head")
 STYLES = (*LAYER_STYLES, "heads", "per_head", "replicate")
 
-HEAD_COUNTS = (
-    "n_head",
-    "n_heads",
-    "nhead",
-    "num_heads",
-    "num_attention_heads",
-    "n_kv_head",
-    "n_kv_heads",
-    "num_kv_heads",
-    "num_key_value_heads",
-)
-"""Attributes by which attention modules are known to count their heads."""
+_HEADS = re.compile(r"(^|_)n?heads?($|_)")
+_OF_A_HEAD = re.compile(r"(^|_)(d|dims?|size|width|features|channels|hidden|embd)($|_)")
+
+MIXES_FEATURES = ("GLU", "Softmax", "LogSoftmax", "Softmin", "GroupNorm", "LayerNorm", "RMSNorm", "LocalResponseNorm")
+"""Modules of torch without parameters, or that can be made so, in which a feature depends on others."""
+
+
+def counts_heads(attribute: str) -> bool:
+    """Whether an attribute is named like a number of heads: ``n_head``, ``heads``, ``num_key_value_heads``, ...
+
+    Not like the size of one: ``head_dim``, ``d_head``.
+    """
+    return bool(_HEADS.search(attribute)) and not _OF_A_HEAD.search(attribute)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class ModuleFacts:
         own_parameters: Names of the parameters it holds itself, frozen ones too.
         numbers: Its attributes that are whole numbers.
         tied: Paths of other modules that hold one of its parameters too.
+        is_container: Whether it only holds others (ModuleList, ModuleDict) and is never called.
     """
 
     path: str
@@ -159,6 +162,7 @@ class ModuleFacts:
     own_parameters: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
     tied: tuple[str, ...] = ()
+    is_container: bool = False
 
     @property
     def is_layer(self) -> bool:
@@ -172,8 +176,8 @@ class ModuleFacts:
 
     @property
     def head_counts(self) -> dict[str, int]:
-        """Its attributes that are known to count heads."""
-        return {name: number for name, number in self.numbers.items() if name in HEAD_COUNTS}
+        """Its attributes that are named like numbers of heads."""
+        return {name: number for name, number in self.numbers.items() if counts_heads(name)}
 
     @property
     def head_size(self) -> int:

@@ -37,6 +37,7 @@ def _facts(path: str, module: nn.Module, modules: dict[str, nn.Module], holders:
         obstacle=_obstacle(module, modules.get(path.rpartition(".")[0])),
         own_parameters=tuple(own),
         numbers={name: value for name, value in vars(module).items() if type(value) is int},
+        is_container=isinstance(module, nn.ModuleList | nn.ModuleDict),
         tied=tuple(dict.fromkeys(others)),
     )
 
@@ -57,6 +58,17 @@ def _obstacle(module: nn.Module, owner: nn.Module | None) -> str:
         )
     if parametrize.is_parametrized(module):
         return "its weight is computed by a parametrization; remove it first (torch.nn.utils.parametrize)"
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    if "weight" not in own:
+        return (
+            f"its weight is made of {', '.join(own) or 'something else'} by a hook (weight_norm, spectral_norm, "
+            "prune); remove the hook first, e.g. torch.nn.utils.remove_weight_norm"
+        )
+    if others := [name for name in own if name not in ("weight", "bias")]:
+        return (
+            f"it has parameters of its own beside weight and bias ({', '.join(others)}), of which it is not known how "
+            "they are split; hold them in a module around it"
+        )
     parameters = tuple(module.parameters(recurse=False))
     if any(is_lazy(parameter) for parameter in parameters):
         return "its size is not known before its first forward; give it its sizes"

@@ -17,19 +17,24 @@ class SplitModule(nn.Module):
     Args:
         module: Split, and perhaps wrapped for the data axes.
         split: What has split it.
-        check: Called with the arguments of the first forward.
+        check: Called with the arguments of the first forward, and of the first after each :meth:`check_next`.
     """
 
     def __init__(self, module: nn.Module, split: TensorParallel, check: Callable[[Any], None]) -> None:
         super().__init__()
         self.module = module
         self._split = split
-        self._check: Callable[[Any], None] | None = check
+        self._check = check
+        self._is_due = True
+
+    def check_next(self) -> None:
+        """Look at the arguments of the next forward too."""
+        self._is_due = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own."""
-        if self._check is not None:
+        if self._is_due:
+            self._is_due = False
             self._check((args, kwargs))
-            self._check = None
         with self._split.running():
             return gathered(self.module(*args, **kwargs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from examples.model import GPT, MLP, Learner
 from lightning_dist.errors import CombinationError, ConfigError, PlacementError, UnknownOptionError
@@ -229,6 +231,53 @@ def test_parameters_beside_column_layers_must_be_declared() -> None:
     assert split(model, {**UP_DOWN, "a": "per_head"}).per_head == {"a"}
 
 
+class Cutting(nn.Module):
+    """Cuts features into heads by an attribute, its layers held as ``hold`` says."""
+
+    def __init__(self, attribute: str, hold: Any) -> None:
+        super().__init__()
+        setattr(self, attribute, 4)
+        self.inner = hold({"up": nn.Linear(4, 8)})
+        self.down = nn.Linear(8, 4)
+
+
+@pytest.mark.parametrize("attribute", ["heads", "n_head", "num_heads", "nheads", "num_query_heads", "n_local_heads"])
+@pytest.mark.parametrize("hold", [nn.ModuleDict, lambda layers: nn.Sequential(OrderedDict(layers))])
+def test_who_cuts_into_heads_is_found_by_name_and_behind_containers(attribute: str, hold: Any) -> None:
+    model = nn.ModuleDict({"a": Cutting(attribute, hold)})
+    with pytest.raises(ConfigError, match=rf"a \(Cutting\) holds a.inner.up \(column\) and counts .* {attribute}"):
+        split(model, UP_DOWN)
+    assert split(model, {**UP_DOWN, "a": f"heads:{attribute}"}).heads == {"a": {attribute: 2}}
+
+
+@pytest.mark.parametrize("attribute", ["head_dim", "d_head", "dim_head", "head_size", "ahead", "headroom"])
+def test_the_size_of_a_head_is_no_number_of_heads(attribute: str) -> None:
+    assert split(nn.ModuleDict({"a": Cutting(attribute, nn.ModuleDict)}), UP_DOWN).heads == {}
+
+
+def test_a_sequential_that_closes_what_it_opens_is_no_matter_of_its_owner() -> None:
+    class Layered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.mlp = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+
+    assert split(nn.ModuleDict({"a": Layered()}), {"*mlp.0": "column", "*mlp.2": "row"}).replicated == frozenset()
+
+
+@pytest.mark.parametrize(
+    "between", [nn.GLU(), nn.Softmax(-1), nn.LayerNorm(8, elementwise_affine=False), nn.GroupNorm(2, 8, affine=False)]
+)
+@pytest.mark.parametrize("plan", ["auto", "mlp", {"*.0": "column", "*.2": "row"}])
+def test_what_mixes_features_is_refused_between_column_and_row(between: nn.Module, plan: Any) -> None:
+    width = 16 if isinstance(between, nn.GLU) else 8
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Sequential(nn.Linear(4, width), between, nn.Linear(8, 4))])})
+    with pytest.raises(CombinationError, match=rf"{type(between).__name__}\) comes after blocks.0.0 \(column\)"):
+        split(model, plan)
+    if isinstance(between, nn.GLU):
+        assert split(model, {"*.0": "fused_column:2", "*.2": "row"}).layers.keys() == {"blocks.0.0", "blocks.0.2"}
+
+
 # -- layers that cannot be split --------------------------------------------------------------------------------------
 
 
@@ -239,6 +288,16 @@ class Conv1D(nn.Module):
         super().__init__()
         self.nf = nf
         self.weight = nn.Parameter(torch.zeros(nx, nf))
+
+
+class ScaledLinear(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.gain = nn.Parameter(torch.ones(4))
+
+
+def _pruned() -> nn.Module:
+    return prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5)
 
 
 def _parametrized() -> nn.Module:
@@ -252,6 +311,9 @@ def _parametrized() -> nn.Module:
         (lambda: Conv1D(12, 4), "x", "column", "a Linear transposed"),
         (lambda: nn.MultiheadAttention(4, 2), "x.out_proj", "row", "uses the weights of its layers without calling"),
         (_parametrized, "x", "column", "parametrization"),
+        (_pruned, "x", "column", r"its weight is made of bias, weight_orig by a hook .*remove the hook"),
+        (lambda: torch.nn.utils.spectral_norm(nn.Linear(4, 4)), "x", "row", "weight_orig by a hook"),
+        (ScaledLinear, "x", "column", r"parameters of its own beside weight and bias \(gain\)"),
         (lambda: nn.LazyLinear(4), "x", "column", "not known before its first forward"),
         (lambda: nn.Linear(4, 4, device="meta"), "x", "column", "meta device"),
         (lambda: nn.Embedding(4, 4, max_norm=1.0), "x", "embedding", "max_norm"),

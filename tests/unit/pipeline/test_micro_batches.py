@@ -35,7 +35,7 @@ def test_parts_make_the_whole(size: int, count: int) -> None:
     assert len(parts) == count
     assert sum(sizes) == size
     assert max(sizes) - min(sizes) <= 1
-    whole = join([part.values for part in parts])
+    whole = join([part.values for part in parts], [part.samples for part in parts])
     assert isinstance(whole["pair"], Pair)
     assert torch.equal(whole["pair"].x, batch["pair"].x)
     assert torch.equal(whole["pair"].y, batch["pair"].y)
@@ -49,3 +49,14 @@ def test_parts_make_the_whole(size: int, count: int) -> None:
 def test_batches_without_a_first_dim_of_their_own_are_refused(batch: Any) -> None:
     with pytest.raises(ConfigError, match="give all tensors of a batch the same first dim"):
         samples_of(batch)
+
+
+def test_values_without_a_dim_are_means_over_samples_and_counts_are_added() -> None:
+    parts = [
+        {"loss": torch.tensor(1.0), "right": torch.tensor(2)},
+        {"loss": torch.tensor(4.0), "right": torch.tensor(1)},
+    ]
+    whole = join(parts, [2, 1])
+    assert whole["loss"] == 2.0
+    assert whole["loss"].dtype == torch.float32
+    assert whole["right"] == 3

@@ -71,6 +71,12 @@ class Tied(nn.Module):
         self.inner["blocks"] = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
         self.temperature = nn.Parameter(torch.ones(()))
 
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.inner["tokens"](tokens)
+        for block in self.inner["blocks"]:
+            x = block(x)
+        return self.inner["head"](x) * 2
+
     def pipeline_layers(self) -> list[object]:
         inner = self.inner
         return [inner["tokens"], *inner["blocks"], PipelineLayer(lambda x: inner["head"](x) * 2, inner["head"])]
@@ -152,3 +158,47 @@ def test_a_module_in_two_layers_is_refused_unless_it_holds_nothing() -> None:
     assert len(find_layers(nn.Sequential(linear, act, nn.Linear(2, 2), act), "").layers) == 4
     with pytest.raises(ConfigError, match="hold the same module"):
         find_layers(nn.Sequential(linear, act, linear), "")
+
+
+class WithStart(nn.Module):
+    """Its blocks are in a list, which cannot be called, and its first layer uses a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Sequential()  # to be called; its forward does not matter here
+        self.model.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+        self.model.start = nn.Parameter(torch.ones(2))
+
+    def pipeline_layers(self) -> list[object]:
+        first, *others = self.model.blocks
+        return [PipelineLayer(lambda x: first(x) + self.model.start, first, self.model.start), *others]
+
+
+def test_a_layer_may_use_parameters_by_themselves() -> None:
+    model = WithStart()
+    found = find_layers(model, None)
+    assert found.layers[0].name == "model.blocks.0, model.start"
+    assert found.root_name == "model", "what holds all layers and can be called"
+    cut = cut_model(model, found, (2, 1), (0, 1))
+    assert cut.holders(model.model.start) == (0,)
+    assert cut.beside(model) == []
+
+
+def test_a_parameter_by_itself_is_in_one_layer() -> None:
+    model = WithStart()
+    start, blocks = model.model.start, model.model.blocks
+    layers = [PipelineLayer(blocks[0], blocks[0], start), PipelineLayer(blocks[1], blocks[1], start), blocks[2]]
+    vars(model)["pipeline_layers"] = lambda: layers
+    with pytest.raises(ConfigError, match="use the same parameter, which one of them names by itself"):
+        find_layers(model, None)
+
+
+def test_parts_of_the_forward_that_are_in_no_layer_are_refused() -> None:
+    model = WithStart()
+    with pytest.raises(ConfigError, match=r"make up self.model, and model.start is in none of them"):
+        find_layers(model, "model.blocks")
+
+
+def test_a_wrong_path_is_answered_with_those_that_hold_layers() -> None:
+    with pytest.raises(ConfigError, match=r"no such module; .* hold layers: model, model.blocks"):
+        find_layers(WithStart(), "blocks")
