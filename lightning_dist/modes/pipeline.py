@@ -14,7 +14,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
@@ -25,6 +24,7 @@ from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode
 from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport, looks_at_old_gradients
+from lightning_dist.modes.refusals import refuse_wholes
 from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.norms import GlobalNorm
@@ -107,22 +107,15 @@ class PipelineMode(Mode):
             raise CombinationError(
                 "manual optimization with parallel=pipeline: the schedule runs backward itself; write parallel=ddp"
             )
-        averaging = [c for c in trainer.callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]  # type: ignore[attr-defined]
-        if averaging:
-            raise CombinationError(
-                f"{type(averaging[0]).__name__} averages all parameters, of which a rank of a pipeline has some: write "
-                "parallel=ddp, zero1, zero2 or zero3"
-            )
-        if getattr(self.setting.precision, "scaler", None) is not None:
-            raise CombinationError(
-                "precision=16-mixed: its scaler scales the loss after the schedule has run backward; write "
-                "precision=bf16-mixed"
-            )
-        if any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()):
-            raise CombinationError(
-                "sync_batchnorm=True: stages of a pipeline do not run at the same time on all ranks; write "
-                "sync_batchnorm=False"
-            )
+        refuse_wholes(
+            trainer,
+            self.module,
+            self.setting.precision,
+            averages="all parameters, of which a rank of a pipeline has some: write parallel=ddp, zero1, zero2 or "
+            "zero3",
+            scaler="its scaler scales the loss after the schedule has run backward; write precision=bf16-mixed",
+            batch_norm=": stages of a pipeline do not run at the same time on all ranks; write sync_batchnorm=False",
+        )
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Refuse what looks at all parameters at once, and, where layers are split, what was made before."""

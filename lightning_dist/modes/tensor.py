@@ -10,13 +10,13 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import nn
 
 from lightning_dist import build
 from lightning_dist.errors import CombinationError
 from lightning_dist.modes.averaged import AveragedMode
 from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.refusals import refuse_wholes
 from lightning_dist.modes.sharded import ShardedMode
 from lightning_dist.parallel.batches import check_batches, fingerprint, who_differs
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, refuse_unsplit, refuse_whole_only
@@ -93,22 +93,17 @@ class TensorMode(Mode):
             CombinationError: The run has some of it.
         """
         mode = self.setting.parallel.mode
-        averaging = [c for c in trainer.callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]  # type: ignore[attr-defined]
-        if averaging:
-            raise CombinationError(
-                f"{type(averaging[0]).__name__} averages whole parameters, and those of split layers are parts: write "
-                "parallel=ddp, zero1, zero2 or zero3 without parallel.tensor.size"
-            )
-        if getattr(self.setting.precision, "scaler", None) is not None:
-            raise CombinationError(
-                "precision=16-mixed: torch's GradScaler does not take split layers beside whole ones; write "
-                "precision=bf16-mixed, or parallel=zero3 without parallel.tensor.size"
-            )
-        if any(isinstance(module, nn.SyncBatchNorm) for module in self.module.modules()):
-            raise CombinationError(
-                "sync_batchnorm=True counts the samples of ranks that share layers more than once: write "
-                "sync_batchnorm=False, or parallel.tensor.size=1"
-            )
+        refuse_wholes(
+            trainer,
+            self.module,
+            self.setting.precision,
+            averages="whole parameters, and those of split layers are parts: write parallel=ddp, zero1, zero2 or zero3 "
+            "without parallel.tensor.size",
+            scaler="torch's GradScaler does not take split layers beside whole ones; write precision=bf16-mixed, or "
+            "parallel=zero3 without parallel.tensor.size",
+            batch_norm=" counts the samples of ranks that share layers more than once: write sync_batchnorm=False, or "
+            "parallel.tensor.size=1",
+        )
         if self.setting.parallel.shards and not self.module.automatic_optimization:
             raise CombinationError(
                 f"manual optimization with parallel.mode={mode} and split layers: write parallel=tensor, or "

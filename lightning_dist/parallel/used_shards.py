@@ -59,14 +59,8 @@ def explaining_shards() -> Iterator[None]:
     Raises:
         CombinationError: In place of torch's error.
     """
-    try:
+    with _explaining(f"a parameter was used outside of its module's forward, where it is a shard: {_WAY_OUT}"):
         yield
-    except RuntimeError as error:
-        if _MIXED not in str(error):
-            raise
-        raise CombinationError(
-            f"a parameter was used outside of its module's forward, where it is a shard: {_WAY_OUT}"
-        ) from error
 
 
 @contextlib.contextmanager
@@ -76,17 +70,23 @@ def explaining_parts() -> Iterator[None]:
     Raises:
         CombinationError: In place of torch's error.
     """
+    with _explaining(
+        "a parameter of a split layer was used outside of that layer's forward, where it is a part: call the layer (an "
+        "output layer tied to the embedding as nn.Linear with the same weight, instead of F.linear), give the optimizer "
+        "a weight_decay instead of a penalty, write 'replicate' for the layer, or parallel=zero3 without "
+        "parallel.tensor.size"
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _explaining(instead: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         if _MIXED not in str(error):
             raise
-        raise CombinationError(
-            "a parameter of a split layer was used outside of that layer's forward, where it is a part: call the layer "
-            "(an output layer tied to the embedding as nn.Linear with the same weight, instead of F.linear), give the "
-            "optimizer a weight_decay instead of a penalty, write 'replicate' for the layer, or parallel=zero3 without "
-            "parallel.tensor.size"
-        ) from error
+        raise CombinationError(instead) from error
 
 
 def refuse_direct_gradients(params: Iterable[ShardedParam]) -> list[RemovableHandle]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch import nn
 
-from lightning_dist.errors import CollectiveError
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.faults.fits import ending_of_fit
 from tests.faults.runs import HOSTS, LOAD_S
 from tests.faults.test_pipeline_errors import SAID, Trip
 from tests.support.ranks import Died, RankPool
@@ -40,20 +37,7 @@ def train(context: RankContext, rank: int, phase: str, kind: str) -> dict[str, A
     parallel = {"mode": "pipeline", "pipeline": PIPELINE, "tensor": {"size": 2, "plan": PLAN}}
     strategy = strategy_of(parallel=parallel, sync={"timeout_s": TIMEOUT_S})
     trainer = trainer_on_pool(context, strategy, limit_val_batches=0)
-    start_s = time.monotonic()
-    try:
-        trainer.fit(module)
-    except Exception as error:
-        return {
-            "is_ours": isinstance(error, CollectiveError),
-            "text": f"{type(error).__name__}: {error}",
-            "after_s": time.monotonic() - start_s,
-        }
-    finally:
-        with contextlib.suppress(RuntimeError):
-            if dist.is_initialized():
-                dist.destroy_process_group()
-    return {"is_ours": False, "text": "", "after_s": 0.0}
+    return ending_of_fit(trainer, module)
 
 
 @pytest.mark.parametrize(("rank", "phase"), [(0, "backward"), (1, "forward"), (2, "backward"), (3, "forward")])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from lightning_dist.errors import CollectiveError
 from tests.distributed.lightning_runs import (
     Batch,
     OddModule,
@@ -23,6 +19,7 @@ from tests.distributed.lightning_runs import (
     strategy_of,
     trainer_on_pool,
 )
+from tests.faults.fits import ending_of_fit
 from tests.faults.runs import HOSTS, LOAD_S
 from tests.support.faults import InjectedError
 from tests.support.ranks import Died, RankPool
@@ -81,20 +78,7 @@ def train(context: RankContext, rank: int, phase: str, kill: bool) -> dict[str, 
     module = Faulty(rank, phase, kill_self if kill else raise_injected)
     trainer = trainer_on_pool(context, strategy_of(sync={"timeout_s": TIMEOUT_S}))
     batches = make_batches(context.world_size, 5)[context.rank]
-    start_s = time.monotonic()
-    try:
-        trainer.fit(module, loader_of(batches), loader_of(batches))
-    except Exception as error:
-        return {
-            "is_ours": isinstance(error, CollectiveError),
-            "text": f"{type(error).__name__}: {error}",
-            "after_s": time.monotonic() - start_s,
-        }
-    finally:
-        with contextlib.suppress(RuntimeError):
-            if dist.is_initialized():
-                dist.destroy_process_group()
-    return {"is_ours": False, "text": "", "after_s": 0.0}
+    return ending_of_fit(trainer, module, loader_of(batches), loader_of(batches))
 
 
 @pytest.mark.parametrize(

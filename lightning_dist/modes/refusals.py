@@ -1,0 +1,41 @@
+"""What a Trainer may have that does not go with a model of which each rank has a part."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.plugins.precision import Precision
+from torch import nn
+
+from lightning_dist.errors import CombinationError
+
+
+def refuse_wholes(
+    trainer: pl.Trainer,
+    module: nn.Module,
+    precision: Precision,
+    *,
+    averages: str,
+    scaler: str,
+    batch_norm: str,
+) -> None:
+    """Refuse what works on whole models only.
+
+    Args:
+        trainer: Its callbacks are looked at.
+        module: The user's.
+        precision: The Trainer's plugin.
+        averages: Why parameters cannot be averaged, and what to write instead.
+        scaler: Why a loss cannot be scaled, and what to write instead.
+        batch_norm: Why statistics cannot be taken over ranks, and what to write instead.
+
+    Raises:
+        CombinationError: The run has some of it.
+    """
+    averaging = [c for c in trainer.callbacks if isinstance(c, WeightAveraging | StochasticWeightAveraging)]  # type: ignore[attr-defined]
+    if averaging:
+        raise CombinationError(f"{type(averaging[0]).__name__} averages {averages}")
+    if getattr(precision, "scaler", None) is not None:
+        raise CombinationError(f"precision=16-mixed: {scaler}")
+    if any(isinstance(inner, nn.SyncBatchNorm) for inner in module.modules()):
+        raise CombinationError(f"sync_batchnorm=True{batch_norm}")
