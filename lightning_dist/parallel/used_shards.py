@@ -72,8 +72,8 @@ def explaining_parts() -> Iterator[None]:
     """
     with _explaining(
         "a parameter of a split layer was used outside of that layer's forward, where it is a part: call the layer (an "
-        "output layer tied to the embedding as nn.Linear with the same weight, instead of F.linear), give the optimizer "
-        "a weight_decay instead of a penalty, write 'replicate' for the layer, or parallel=zero3 without "
+        "output layer tied to the embedding as nn.Linear with the same weight, instead of F.linear), give the "
+        "optimizer a weight_decay instead of a penalty, write 'replicate' for the layer, or parallel=zero3 without "
         "parallel.tensor.size"
     ):
         yield
