@@ -71,6 +71,8 @@ class Sleeper(nn.Module):
         self.nap_s = nap_s
 
     def forward(self, values: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and not values.requires_grad:
+            values = values.detach().requires_grad_()  # the first stage works as long as the others
         values = _Nap.apply(values, self.nap_s, self.nap_s)
         weight = _Nap.apply(self.weight, 0.0, self.nap_s)
         return values * weight
