@@ -42,6 +42,7 @@ from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
 NAP_S = 0.02
+IDLE_NAP_S = 0.1  # the formulas are of messages that take no time; here one takes about a millisecond
 WIDTH = 8
 SIZE = 4  # ranks of a pipeline
 SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
@@ -109,10 +110,12 @@ def _strategy(**pipeline: Any) -> HierDistStrategy:
     return HierDistStrategy(parallel={"mode": "pipeline", "pipeline": pipeline}, sync={"timeout_s": 120.0})
 
 
-def sleep_through(context: RankContext, schedule: str, micro_batches: int, steps: int) -> dict[str, Any]:
+def sleep_through(
+    context: RankContext, schedule: str, micro_batches: int, steps: int, nap_s: float = NAP_S
+) -> dict[str, Any]:
     """Train stages that sleep; of rank 0, seconds a step and idle shares."""
     per_rank = 1 if schedule in ("gpipe", "1f1b") else 2
-    module = Sleepers(context.world_size * per_rank, NAP_S / per_rank)
+    module = Sleepers(context.world_size * per_rank, nap_s / per_rank)
     strategy = _strategy(size=context.world_size, schedule=schedule, micro_batches=micro_batches)
     trainer = trainer_on_pool(context, strategy, max_steps=steps)
     trainer.fit(module, loader_of([torch.ones(micro_batches, WIDTH)] * steps))
@@ -224,7 +227,7 @@ def run_idle(console: Console, rounds: int) -> dict[str, Any]:
     cases += [(name, 8) for name in SCHEDULES]
     with RankPool(placement={"a": list(range(SIZE))}) as pool:
         for name, count in cases:
-            said = pool.run(sleep_through, args=(name, count, 4 + rounds), deadline_s=300.0, fresh=True)[0]
+            said = pool.run(sleep_through, args=(name, count, 3 + rounds, IDLE_NAP_S), deadline_s=300.0, fresh=True)[0]
             virtual = 1 if name in ("gpipe", "1f1b") else 2
             formula = pipeline_bubble(SIZE, count, virtual_stages=virtual)
             rows[f"{name}/{count}"] = {
