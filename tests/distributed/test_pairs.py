@@ -31,6 +31,7 @@ REFUSED: dict[Pair, str] = {
     pair(("model", "mlp"), ("data", "naive")): "write data=synthetic",
     pair(("model", "mlp"), ("data", "sharded")): "write data=synthetic",
     pair(("parallel", "tensor"), ("topology", "flat")): "write topology=auto",
+    pair(("parallel", "pipeline"), ("recompute", "budget")): "write recompute=full",
 }
 """What does not go together, and what the error says."""
 
