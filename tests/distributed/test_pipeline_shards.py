@@ -9,6 +9,7 @@ import pytest
 from tests.distributed.pipeline_runs import StageCase, train
 from tests.distributed.test_pipeline_training import BY_NORM, LAYOUTS, check
 from tests.support.ranks import RankPool
+from tests.support.sweeps import sampled
 
 
 def pipe(schedule: str = "1f1b", **options: Any) -> dict[str, Any]:
@@ -68,6 +69,16 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("layout", "case"), CASES.values(), ids=CASES)
+ALWAYS = (
+    "zero2-1f1b-2+2-tied",
+    "zero2-odd-cyclic",
+    "zero1-zero_bubble",
+    "zero2-zbv-tied",
+    "zero1-ignoring",
+    "zero2-uneven-short",
+)
+
+
+@pytest.mark.parametrize(("layout", "case"), sampled(CASES, ALWAYS))
 def test_equals_one_process(ranks: RankPool, layout: str, case: StageCase) -> None:
     check(ranks.run(train, layout=LAYOUTS[layout], args=(case,)), case)

@@ -46,7 +46,9 @@ def test_shards_of_tied_weights_meet_though_ranks_are_crossed(ranks: RankPool) -
     check(ranks.run(train, layout=CROSSED, args=(case,)), case)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble", "zbv"])
+@pytest.mark.parametrize(
+    "schedule", [*(pytest.param(name, marks=pytest.mark.sweep) for name in ("1f1b", "interleaved_zero_bubble")), "zbv"]
+)
 def test_recomputation_changes_nothing(ranks: RankPool, schedule: str) -> None:
     case = StageCase("noisy", pipeline=pipe(schedule), parallel=ZERO2)
     plain = ranks.run(train, layout=HOSTS, args=(case,))
@@ -165,7 +167,10 @@ def fit_shorter(context: RankContext, schedule: str, parallel: dict[str, Any]) -
     return {name: value.clone() for name, value in module.net.state_dict().items()}
 
 
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zero_bubble", "zbv"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["interleaved_1f1b", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("interleaved_zero_bubble", "zbv"))],
+)
 def test_pipelines_of_other_schedules_do_not_wait_in_a_circle(ranks: RankPool, schedule: str) -> None:
     expected = ranks.run(fit_shorter, layout=HOSTS, args=(schedule, {}))[0]
     for weights in ranks.run(fit_shorter, layout=HOSTS, args=(schedule, ZERO2)):
@@ -205,8 +210,8 @@ class Uneven(StageLearner):
         return loader_of(make_batches(self.case.model, 3 - 2 * rank, seed=50 + rank, size=3))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-@pytest.mark.parametrize("mode", ["zero1", "zero2"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zbv", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("mode", [pytest.param("zero1", marks=pytest.mark.sweep), "zero2"])
 def test_evaluation_is_that_of_the_uncut_model(ranks: RankPool, schedule: str, mode: str) -> None:
     case = dataclasses.replace(TIED, pipeline=pipe(schedule), parallel={"mode": mode})
     outcomes = ranks.run(evaluate, layout=HOSTS, args=(case,))
@@ -243,7 +248,7 @@ def test_pipelines_may_differ_in_what_they_validate(ranks: RankPool) -> None:
     [(None, None), (None, "ddp"), ("ddp", None), (None, "zero2")],
     ids=["stages-stages", "stages-ddp", "ddp-stages", "stages-zero2"],
 )
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.sweep), "zbv"])
 def test_a_checkpoint_is_that_of_the_uncut_model(
     ranks: RankPool, first: str | None, second: str | None, schedule: str, tmp_path: Path
 ) -> None:
@@ -278,7 +283,7 @@ def state_in_fit(context: RankContext, mode: str) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.parametrize("mode", ["zero1", "zero2"])
+@pytest.mark.parametrize("mode", ["zero1", pytest.param("zero2", marks=pytest.mark.sweep)])
 def test_state_dict_is_whole_while_stages_are_sharded(ranks: RankPool, mode: str) -> None:
     steps = reference(dataclasses.replace(TIED, accumulation=2), 2)
     for outcome in ranks.run(state_in_fit, layout=HOSTS, args=(mode,)):
@@ -317,7 +322,7 @@ def fit_normed(context: RankContext, schedule: str, parallel: dict[str, Any]) ->
     return module.norms, {name: value.clone() for name, value in module.state_dict().items()}
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.sweep), "zbv"])
 def test_norms_and_what_stays_whole(ranks: RankPool, schedule: str) -> None:
     expected = ranks.run(fit_normed, layout=HOSTS, args=(schedule, {}))[0]
     for norms, weights in ranks.run(fit_normed, layout=HOSTS, args=(schedule, ZERO2)):
@@ -341,7 +346,7 @@ def fit_thawing(context: RankContext, parallel: dict[str, Any]) -> dict[str, Ten
     return {name: value.clone() for name, value in module.net.state_dict().items()}
 
 
-@pytest.mark.parametrize("parallel", [ZERO1, ZERO2], ids=["zero1", "zero2"])
+@pytest.mark.parametrize("parallel", [pytest.param(ZERO1, marks=pytest.mark.sweep), ZERO2], ids=["zero1", "zero2"])
 def test_layers_may_thaw(ranks: RankPool, parallel: dict[str, Any]) -> None:
     expected = ranks.run(fit_thawing, layout=HOSTS, args=({},))[0]
     for weights in ranks.run(fit_thawing, layout=HOSTS, args=(parallel,)):
@@ -374,7 +379,7 @@ def fit_lazy(context: RankContext, parallel: dict[str, Any], finds: bool) -> dic
     return {name: value.clone() for name, value in module.net.state_dict().items()}
 
 
-@pytest.mark.parametrize("parallel", [ZERO1, ZERO2], ids=["zero1", "zero2"])
+@pytest.mark.parametrize("parallel", [pytest.param(ZERO1, marks=pytest.mark.sweep), ZERO2], ids=["zero1", "zero2"])
 def test_unused_parameters_are_found(ranks: RankPool, parallel: dict[str, Any]) -> None:
     expected = ranks.run(fit_lazy, layout=HOSTS, args=({}, True))[0]
     for weights in ranks.run(fit_lazy, layout=HOSTS, args=(parallel, True)):

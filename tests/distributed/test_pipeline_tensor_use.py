@@ -36,7 +36,7 @@ from tests.support.tasks import RankContext
 HOSTS = LAYOUTS["2+2"]
 CASE = StageCase("even", **two_by_two(loss_parallel=True), optimizer="adamw")
 ZBV = StageCase("even", **two_by_two("zbv", loss_parallel=True), optimizer="adamw")
-BOTH = pytest.mark.parametrize("case", [CASE, ZBV], ids=["1f1b", "zbv"])
+BOTH = pytest.mark.parametrize("case", [pytest.param(CASE, marks=pytest.mark.sweep), ZBV], ids=["1f1b", "zbv"])
 
 
 def test_pipelines_that_read_different_data_average_their_parts(ranks: RankPool) -> None:
@@ -123,7 +123,9 @@ def test_state_dict_is_whole_while_the_model_is_cut(ranks: RankPool) -> None:
 # -- random numbers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zero_bubble", "zbv"])
+@pytest.mark.parametrize(
+    "schedule", [*(pytest.param(name, marks=pytest.mark.sweep) for name in ("1f1b", "interleaved_zero_bubble")), "zbv"]
+)
 def test_with_dropout_what_is_whole_stays_alike(ranks: RankPool, schedule: str) -> None:
     """Ranks end alike, bit for bit; and so with recomputation, which draws the same masks."""
     case = StageCase("even_noisy", **two_by_two(schedule))
