@@ -18,6 +18,9 @@ from lightning_dist.errors import LostWeightsError
 class LostWeights:
     """Hooks on one module. They go when a state that has all of what is lost is loaded.
 
+    The one that sees to that stays, and does nothing any more: torch walks the hooks of its kind just then, and the
+    module may have others.
+
     Args:
         module: Whose parameters are lost.
         sizes: Name -> size they had; they are empty now.
@@ -28,8 +31,8 @@ class LostWeights:
         self._handles = [
             module.register_forward_pre_hook(self._refuse, prepend=True),
             module.register_state_dict_pre_hook(self._refuse),
-            module.register_load_state_dict_pre_hook(self._restore),
         ]
+        module.register_load_state_dict_pre_hook(self._restore)
 
     def _refuse(self, module: nn.Module, *_: Any) -> NoReturn:
         raise_lost(type(module).__name__)
@@ -41,6 +44,7 @@ class LostWeights:
             parameter = module._parameters[name]
             if parameter is not None and parameter.shape != size:  # tied: it may be there already
                 parameter.data = parameter.data.new_empty(size)
+        self._sizes = {}
         for handle in self._handles:
             handle.remove()
 
