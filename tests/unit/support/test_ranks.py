@@ -76,10 +76,13 @@ def leave_a_descriptor(context: RankContext) -> None:
 
 
 def die_on_rank_1(context: RankContext) -> str:
+    token = torch.ones(1)
     if context.rank == 1:
+        dist.recv(token, src=0)  # before it says so, it may still be connecting, which would fail
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        context.barrier()
+        dist.send(token, dst=1)
+        dist.recv(token, src=1)
     except RuntimeError:
         return "saw it"
     return "saw nothing"
