@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
-from lightning_dist.errors import CombinationError
+from lightning_dist.errors import CollectiveError, CombinationError
 
 
 def refuse_wholes(
@@ -39,3 +39,20 @@ def refuse_wholes(
         raise CombinationError(f"precision=16-mixed: {scaler}")
     if any(isinstance(inner, nn.SyncBatchNorm) for inner in module.modules()):
         raise CombinationError(f"sync_batchnorm=True{batch_norm}")
+
+
+def refuse_after_failure(failure: str | None, what: str) -> None:
+    """Refuse to gather for a checkpoint what is spread over ranks, some of which may be gone.
+
+    Args:
+        failure: What has failed; ``None``: nothing.
+        what: What would be gathered.
+
+    Raises:
+        CollectiveError: Something has failed.
+    """
+    if failure is not None:
+        raise CollectiveError(
+            f"{what} cannot be gathered for a checkpoint after a failure (a callback that saves on an exception, such "
+            f"as OnExceptionCheckpoint, needs parallel=ddp). The failure was: {failure}"
+        )

@@ -15,10 +15,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
-from lightning_dist.errors import CollectiveError
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.refusals import refuse_after_failure
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
@@ -176,12 +176,7 @@ class ShardedMode(Mode):
         """
         if self._model is None:
             return make()
-        failure = self.setting.run.failure
-        if failure is not None:
-            raise CollectiveError(
-                "a sharded model cannot be gathered for a checkpoint after a failure (a callback that saves on an "
-                f"exception, such as OnExceptionCheckpoint, needs parallel=ddp). The failure was: {failure}"
-            )
+        refuse_after_failure(self.setting.run.failure, "a sharded model")
         return self._model.state_dict_of(make, keep=self.setting.run.rank == 0)
 
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

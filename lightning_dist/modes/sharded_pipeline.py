@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from lightning_dist import build
-from lightning_dist.errors import CollectiveError
 from lightning_dist.modes.pipeline import PipelineMode
+from lightning_dist.modes.refusals import refuse_after_failure
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
@@ -101,12 +101,7 @@ class ShardedPipelineMode(PipelineMode):
         """
         if self._shards is None:
             return super().state_dict(make)
-        failure = self.setting.run.failure
-        if failure is not None:
-            raise CollectiveError(
-                "sharded stages cannot be gathered for a checkpoint after a failure (a callback that saves on an "
-                f"exception, such as OnExceptionCheckpoint, needs parallel=ddp). The failure was: {failure}"
-            )
+        refuse_after_failure(self.setting.run.failure, "sharded stages")
         return self._shards.state_dict_of(make, keeps=self.setting.run.rank == 0, gathers_for=self._has_rank_0)
 
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:

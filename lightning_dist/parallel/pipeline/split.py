@@ -58,8 +58,3 @@ def check_split(counts: Sequence[int], layers: int) -> tuple[int, ...]:
             f"parallel.pipeline.split={list(counts)} deals out {sum(counts)} layers, and the model has {layers}"
         )
     return tuple(counts)
-
-
-def stage_of_layer(counts: Sequence[int]) -> tuple[int, ...]:
-    """The stage of each layer."""
-    return tuple(stage for stage, count in enumerate(counts) for _ in range(count))

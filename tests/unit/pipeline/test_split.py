@@ -12,7 +12,7 @@ from torch import nn
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.pipeline import PipelineLayer, find_layers
 from lightning_dist.parallel.pipeline.cut import cost_of, cut_model
-from lightning_dist.parallel.pipeline.split import check_split, split_evenly, stage_of_layer
+from lightning_dist.parallel.pipeline.split import check_split, split_evenly
 
 
 def all_splits(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -54,10 +54,6 @@ def test_too_few_layers_and_wrong_splits_are_refused() -> None:
         split_evenly([1.0, 1.0], 3)
     with pytest.raises(ConfigError, match="deals out 5 layers, and the model has 6"):
         check_split([2, 3], 6)
-
-
-def test_stage_of_layer() -> None:
-    assert stage_of_layer((2, 1, 3)) == (0, 0, 1, 2, 2, 2)
 
 
 # -- what a model says ------------------------------------------------------------------------------------------------
