@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from lightning_dist.comm.agreement import Agreement
+from lightning_dist.comm.bounded import own_connection
 from lightning_dist.comm.collectives import Collectives, FaultPoint, RankGroup
 from lightning_dist.comm.groups import default_group
 from lightning_dist.comm.testimony import Activity, Testimony
 from lightning_dist.config import SyncConfig, TopologyConfig
-from lightning_dist.errors import CollectiveError, PeerLostError
+from lightning_dist.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.events import EventStream
 from lightning_dist.topology import Cluster
 from lightning_dist.topology.discover import discover_cluster
@@ -53,9 +54,8 @@ class RunContext:
         return RankGroup(ranks, self.rank, dist.group.WORLD, "world", self.cluster.tier_of(ranks).value)
 
     def own_store(self, purpose: str) -> dist.Store:
-        """Keys of one purpose, on a connection of their own: they may be waited for in a thread."""
-        own: dist.Store = dist.PrefixStore(f"{purpose}/", self.store).clone()  # type: ignore[attr-defined]  # torch's stub
-        return own
+        """Keys of one purpose."""
+        return dist.PrefixStore(f"{purpose}/", self.store)
 
     def operation(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The seam around an operation of the default process group."""
@@ -118,7 +118,7 @@ def open_run(
         TopologyError: The placement given or found is no cluster.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    store = _own_store(rank)
+    store = _own_store(rank, sync.timeout_s)
     cluster = discover_cluster(
         topology,
         rank=rank,
@@ -129,14 +129,15 @@ def open_run(
     )
     cluster = probe(cluster, config=topology.probe, rank=rank, group=default_group(), device=device)
     activity = Activity()
-    testimony = Testimony(
-        dist.PrefixStore("testimony/", store),
-        rank=rank,
-        world_size=world_size,
-        activity=activity,
-        holder=_store_holder(store),
-        grace_s=min(3.0, sync.timeout_s / 2),
-    )
+    with _naming_lost_store(rank):
+        testimony = Testimony(
+            dist.PrefixStore("testimony/", store),
+            rank=rank,
+            world_size=world_size,
+            activity=activity,
+            holder=_store_holder(store),
+            grace_s=min(3.0, sync.timeout_s / 2),
+        )
     collectives = Collectives(
         events=events,
         timeout_s=sync.timeout_s,
@@ -186,16 +187,23 @@ def describe_ranks(cluster: Cluster) -> str:
     return f"{cluster.world_size} ranks on {hosts}{links}"
 
 
-def _own_store(rank: int) -> dist.Store:
+def _own_store(rank: int, timeout_s: float) -> dist.Store:
     """Keys no other opening of this process group uses: a Trainer may be used twice, a script may have several.
 
     A connection of its own, because a rank may read it in a thread while another waits in the first one.
     """
     default = dist.distributed_c10d._get_default_store()  # the store has no public accessor
-    try:
+    with _naming_lost_store(rank):
         generation = default.add(f"hierdist/generation/{rank}", 1)
-        return dist.PrefixStore(f"hierdist/{generation}/", default.clone())  # type: ignore[attr-defined]  # torch's stub
-    except dist.DistError as error:
+        return dist.PrefixStore(f"hierdist/{generation}/", own_connection(default, timeout_s))
+
+
+@contextlib.contextmanager
+def _naming_lost_store(rank: int) -> Iterator[None]:
+    """Before the seam is there, which names it in what follows."""
+    try:
+        yield
+    except (dist.DistError, CollectiveTimeoutError) as error:
         raise PeerLostError(
             f"rank {rank} lost the store of the rendezvous, which rank 0 or the launcher holds: {error}"
         ) from error

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.testimony import LOOK_UP_S, Activity, Testimony
+from lightning_dist.comm.bounded import LOOK_UP_S
+from lightning_dist.comm.testimony import Activity, Testimony
 from lightning_dist.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.events import EventStream
 

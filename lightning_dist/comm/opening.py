@@ -75,7 +75,7 @@ def open_all_reduce(
         legs.append(_open_top_leg(top, not inner, opening, groups))
     # A flat all-reduce over Gloo or NCCL pipelines by itself; cutting it into chunks only adds latency.
     chunk_bytes = config.chunk_bytes if inner or config.wire_dtype != "same" else 1 << 62
-    keys = dist.PrefixStore(f"hierdist/{purpose}/signatures/", store).clone()  # type: ignore[attr-defined]  # torch's stub
+    keys = dist.PrefixStore(f"hierdist/{purpose}/signatures/", store)
     return HierarchicalAllReduce(
         legs,
         groups,
@@ -114,7 +114,7 @@ def open_all_reduce_across(
     groups: list[RankGroup] = []
     leg = _open_top_leg(plan, True, opening, groups)
     own = next(tuple(part) for part in parts if rank in part)
-    keys = dist.PrefixStore(f"hierdist/{purpose}/{own[0]}/signatures/", store).clone()  # type: ignore[attr-defined]  # torch's stub
+    keys = dist.PrefixStore(f"hierdist/{purpose}/{own[0]}/signatures/", store)
     return HierarchicalAllReduce(
         [leg],
         groups,

@@ -79,7 +79,7 @@ class HierarchicalScatter:
         self._gather_pipeline = self._pipeline([name for name, _ in self._gather_lanes])
         self._signatures = {
             kind: SignatureCheck(
-                dist.PrefixStore(f"{kind}/{self._members[0]}/", store).clone(),  # type: ignore[attr-defined]  # torch's stub
+                dist.PrefixStore(f"{kind}/{self._members[0]}/", store),
                 collectives=collectives,
                 ranks=self._members,
             )

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.testimony import LOOK_UP_S
+from lightning_dist.comm.bounded import LOOK_UP_S
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 _SIGNAL = struct.Struct("<QQ")  # sequence number, fingerprint of the operation

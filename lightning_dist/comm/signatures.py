@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from lightning_dist.comm.bounded import LOOK_UP_S, Bounded, own_connection
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.testimony import LOOK_UP_S
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
 _LOOK_UP = datetime.timedelta(seconds=LOOK_UP_S)
@@ -63,13 +63,16 @@ class SignatureCheck:
     """Compares what ranks ask for; every rank calls :meth:`check` before each operation, in the same order.
 
     Args:
-        store: Shared by the ranks; its keys are prefixed by the caller, and nobody else uses this connection.
+        store: Shared by the ranks; its keys are prefixed by the caller. A connection of its own is made to it, since it
+            is used in threads.
         collectives: The seam.
         ranks: Global ranks that take part; the first is the one the others compare with.
+
+    Raises:
+        CollectiveError: The store does not answer.
     """
 
     def __init__(self, store: dist.Store, *, collectives: Collectives, ranks: Sequence[int]) -> None:
-        self._store = store
         self._collectives = collectives
         self._first = ranks[0]
         index = tuple(ranks).index(collectives.rank)
@@ -77,7 +80,9 @@ class SignatureCheck:
         self._agreed: set[tuple[str, str]] = set()
         self._previous = ""
         self._count = 0
-        self._unanswered: threading.Thread | None = None
+        self._asking: Bounded[None] | None = None
+        with collectives.translated("opening a connection to the store", self._group):
+            self._store = own_connection(store, collectives.timeout_s, look=self._heed_alarm)
 
     def check(self, asked: str, *, operation: str) -> Callable[[float], None]:
         """Make sure that the first rank asks for the same.
@@ -105,10 +110,9 @@ class SignatureCheck:
         collectives = self._collectives
         if self._group.size == 1:
             return
-        if (alarm := collectives.alarm(waited_s)) is not None:
-            with collectives.translated(operation, self._group):
-                raise PeerLostError(f"waited {waited_s:.1f} s, then gave up: {alarm}")
-        if self._unanswered is not None and self._unanswered.is_alive():
+        with collectives.translated(operation, self._group):
+            self._heed_alarm(waited_s)
+        if self._asking is not None and self._asking.is_running:
             return
         said: list[str] = []
 
@@ -166,41 +170,22 @@ class SignatureCheck:
     def _in_time(self, ask: Callable[[threading.Event], None], timeout_s: float) -> None:
         """Run what uses the store until the deadline or the testimony's alarm.
 
-        In a thread: where the process that holds the store is stopped, no call of it comes back, whatever its timeout.
-
         Args:
             ask: Given an event that is set when nobody waits for it any more.
             timeout_s: The deadline.
         """
         given_up = threading.Event()
+        asking = self._asking = Bounded(lambda: ask(given_up), name="hierdist-signature")
         try:
-            self._run_in_time(lambda: ask(given_up), timeout_s)
+            asking.result(timeout_s, look=self._heed_alarm)
+        except TimeoutError as error:
+            raise CollectiveTimeoutError(
+                f"rank {self._first} did not get here, or the store of the rendezvous did not answer, within "
+                f"{timeout_s:g} s"
+            ) from error
         finally:
             given_up.set()
 
-    def _run_in_time(self, ask: Callable[[], None], timeout_s: float) -> None:
-        collectives, start_s = self._collectives, time.monotonic()
-        failures: list[Exception] = []
-
-        def run() -> None:
-            try:
-                ask()
-            except Exception as error:  # raised again in the thread that waits
-                failures.append(error)
-
-        thread = self._unanswered = threading.Thread(target=run, name="hierdist-signature", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            left_s = timeout_s - (time.monotonic() - start_s)
-            if left_s <= 0:
-                raise CollectiveTimeoutError(
-                    f"rank {self._first} did not get here, or the store of the rendezvous did not answer, within "
-                    f"{timeout_s:g} s"
-                )
-            thread.join(min(left_s, LOOK_UP_S))
-            waited_s = time.monotonic() - start_s
-            if thread.is_alive() and (alarm := collectives.alarm(waited_s)) is not None:
-                raise PeerLostError(f"waited {waited_s:.1f} s for rank {self._first}, then gave up: {alarm}")
-        self._unanswered = None
-        if failures:
-            raise failures[0]
+    def _heed_alarm(self, waited_s: float) -> None:
+        if (alarm := self._collectives.alarm(waited_s)) is not None:
+            raise PeerLostError(f"waited {waited_s:.1f} s, then gave up: {alarm}")

@@ -21,11 +21,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-LOOK_UP_S = 0.5
-"""How often a long wait asks for an alarm, in seconds."""
+from lightning_dist.comm.bounded import Bounded, own_connection
 
 _FOREVER = timedelta(days=365)
 _POLL_S = 0.05
+_THREAD = "hierdist-testimony"
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
@@ -70,6 +70,10 @@ class Testimony:
         activity: What this rank is doing.
         holder: The rank whose process holds the store; ``None`` if another process, or a file, does.
         grace_s: How long to wait for the others' answers, in seconds.
+
+    Raises:
+        CollectiveTimeoutError: The store does not answer.
+        torch.distributed.DistError: The store is gone.
     """
 
     __test__ = False  # not a test class, whatever its name begins with
@@ -94,10 +98,9 @@ class Testimony:
         self._posted: bool | None = None  # whether the store took it
         self._verdict: str | None = None
         self._heard = _Heard()
-        own_connection: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stub
         self._witness = threading.Thread(
             target=_witness,
-            args=(own_connection, rank, activity or Activity(), self._heard),
+            args=(own_connection(store, 2 * grace_s), rank, activity or Activity(), self._heard),
             name="hierdist-witness",
             daemon=True,
         )
@@ -159,7 +162,7 @@ class Testimony:
                     for rank in range(self._world_size):
                         self._store.set(_bell(rank), "ring")
 
-            self._posted = _bounded(leave_word_and_ring, self._grace_s)
+            self._posted = Bounded(leave_word_and_ring, name=_THREAD).succeeds(self._grace_s)
             if not self._posted:
                 self._unreachable.set()
         return self._posted
@@ -173,7 +176,7 @@ class Testimony:
             found.append(self._store.compare_set("verdict", "", self._conclude(heard, where)).decode())
 
         reached = self._post(statement, own_fault=False)
-        if not (reached and _bounded(collect_and_agree, 2 * self._grace_s)):
+        if not (reached and Bounded(collect_and_agree, name=_THREAD).succeeds(2 * self._grace_s)):
             return self._without_store(where)
         return found[0]
 
@@ -237,7 +240,7 @@ def _dismiss(
     store: dist.Store, rank: int, witness: threading.Thread, unreachable: threading.Event, timeout_s: float
 ) -> None:
     if witness.is_alive() and not unreachable.is_set():
-        _bounded(lambda: store.set(_bell(rank), "dismissed"), timeout_s)
+        Bounded(lambda: store.set(_bell(rank), "dismissed"), name=_THREAD).succeeds(timeout_s)
         witness.join(timeout_s)
 
 
@@ -266,24 +269,3 @@ def _alive(rank: int) -> str:
 
 def _bell(rank: int) -> str:
     return f"bell/{rank}"
-
-
-def _bounded(action: Callable[[], object], timeout_s: float) -> bool:
-    """Run ``action`` in a thread and wait at most ``timeout_s`` seconds: a store whose server hangs has no deadline.
-
-    Returns:
-        Whether it ended without an error.
-    """
-    succeeded: list[bool] = []
-
-    def run() -> None:
-        try:
-            action()
-        except Exception:  # the store is gone with its server: that is what False says
-            return
-        succeeded.append(True)
-
-    thread = threading.Thread(target=run, name="hierdist-testimony", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return bool(succeeded)

@@ -1,8 +1,8 @@
 """Bytes on each host's link, counted by the kernel, against the formulas.
 
 On the link a payload comes with the headers of full TCP packets (:func:`lightning_dist.laws.tcp_wire_bytes`: 1.046
-bytes a byte), less where the kernel hands over segments of up to 64 KB with one header; on top come the
-acknowledgements of what the host receives.
+bytes a byte), less where the kernel hands over segments of up to 64 KB with one header. Acknowledgements without data
+are not counted (:func:`tests.multihost.traffic.sent_bytes`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 NUMEL = 1_000_003  # 4 MB, and no number of ranks divides it
 SIZE_BYTES = 4 * NUMEL
-ACKNOWLEDGED = 0.03  # bytes for a byte received; with the headers, within 8% of the formula
+BESIDE = 0.02  # of the payload: barriers, the headers of messages of Gloo
 
 Count = Callable[[str, dict[str, Any]], dict[str, int]]
 
@@ -53,7 +53,7 @@ def assert_sent(sent: dict[str, int], payload_bytes: float) -> None:
     for host, got in sent.items():
         ratio = got / payload_bytes
         print(f"host {host}: {got} bytes, {ratio:.3f} x formula")
-        assert payload_bytes <= got <= tcp_wire_bytes(payload_bytes) + ACKNOWLEDGED * payload_bytes, ratio
+        assert payload_bytes <= got <= tcp_wire_bytes(payload_bytes) + BESIDE * payload_bytes, ratio
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -1,0 +1,43 @@
+"""Waits for what may never come back; stores that do not are in tests/faults/test_lost_store.py."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from lightning_dist.comm.bounded import Bounded, own_connection
+from lightning_dist.errors import PeerLostError
+
+
+def test_a_result_and_an_error_come_through() -> None:
+    assert Bounded(lambda: 3, name="three").result(5) == 3
+    with pytest.raises(ZeroDivisionError):
+        Bounded(lambda: 1 // 0, name="raises").result(5)
+    assert not Bounded(lambda: 1 // 0, name="raises").succeeds(5)
+    assert Bounded(lambda: None, name="nothing").succeeds(5)
+
+
+def test_who_waits_can_give_up() -> None:
+    end = threading.Event()
+    waiting = Bounded(end.wait, name="waits")
+    with pytest.raises(TimeoutError, match=r"0\.1 s"):
+        waiting.result(0.1)
+    assert waiting.is_running
+
+    def look(waited_s: float) -> None:
+        raise PeerLostError(f"after {waited_s:.0f} s")
+
+    with pytest.raises(PeerLostError):
+        waiting.result(20, look=look)
+    end.set()
+    assert waiting.result(5)
+
+
+def test_a_connection_of_its_own_keeps_the_prefix() -> None:
+    store = dist.HashStore()
+    prefixed = dist.PrefixStore("some", store)
+    own_connection(prefixed, 20).set("key", "value")
+    assert prefixed.get("key") == b"value"
+    assert not store.check(["key"])
