@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_dist.laws import flat_bytes_per_host, hierarchical_bytes_per_host, tcp_wire_bytes
-from tests.multihost.traffic import Traffic, count_sum, values_of
+from lightning_dist.laws import flat_bytes_per_host, hierarchical_bytes_per_host
+from tests.multihost.traffic import Traffic, assert_payload, count_sum, values_of
 from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 
@@ -28,7 +28,6 @@ LAYOUTS: dict[str, Layout] = {
 }
 NUMEL = 1_000_003  # 4 MB, and no number of ranks divides it
 SIZE_BYTES = 4 * NUMEL
-BESIDE = 0.02  # of the payload: barriers, the headers of messages of Gloo
 
 Count = Callable[[str, dict[str, Any]], dict[str, int]]
 
@@ -51,9 +50,8 @@ def count(make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[...
 
 def assert_sent(sent: dict[str, int], payload_bytes: float) -> None:
     for host, got in sent.items():
-        ratio = got / payload_bytes
-        print(f"host {host}: {got} bytes, {ratio:.3f} x formula")
-        assert payload_bytes <= got <= tcp_wire_bytes(payload_bytes) + BESIDE * payload_bytes, ratio
+        print(f"host {host}: {got} bytes, {got / payload_bytes:.3f} x formula")
+        assert_payload(got, payload_bytes)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_dist.laws import ring_reduce_scatter_bytes, tcp_wire_bytes
+from lightning_dist.laws import ring_reduce_scatter_bytes
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.sharded_runs import MODES
-from tests.multihost.test_bytes import BESIDE, LAYOUTS
-from tests.multihost.traffic import sent_bytes
+from tests.multihost.test_bytes import LAYOUTS
+from tests.multihost.traffic import assert_payload, sent_bytes
 from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
@@ -81,4 +81,4 @@ def test_a_step_sends_what_its_formula_says(
     payload = passes * ring_reduce_scatter_bytes(size_bytes, len(layout))
     for rank, got in enumerate(sent):
         print(f"rank {rank}: {got} bytes, {got / payload:.3f} x formula")
-        assert payload <= got <= tcp_wire_bytes(payload) + BESIDE * payload
+        assert_payload(got, payload)

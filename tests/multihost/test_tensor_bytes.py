@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_dist.laws import ring_reduce_scatter_bytes, tcp_wire_bytes
+from lightning_dist.laws import ring_reduce_scatter_bytes
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.test_tensor_training import TENSOR, inside
-from tests.multihost.test_bytes import BESIDE, LAYOUTS
+from tests.multihost.test_bytes import LAYOUTS
 from tests.multihost.test_sharded_bytes import PASSES, STEPS, Wide
+from tests.multihost.traffic import assert_payload
 from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
@@ -78,4 +79,4 @@ def test_only_parts_cross_between_hosts(
     payload = SHARING * passes * ring_reduce_scatter_bytes(4 * PART, len(layout))
     for rank, got in enumerate(sent):
         print(f"rank {rank}: {got} bytes, {got / payload:.3f} x formula")
-        assert payload <= got <= tcp_wire_bytes(payload) + BESIDE * payload
+        assert_payload(got, payload)
