@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.runs import CHUNKS, HOSTS, Ending, assert_accused, assert_closed, sum_until_failure
+from tests.faults.runs import CHUNKS, HOSTS, LOAD_S, Ending, assert_accused, assert_closed, sum_until_failure
 from tests.support.faults import Fault, Kind
 from tests.support.ranks import Died, RankPool
 
@@ -70,7 +70,7 @@ def test_a_stopped_rank_that_holds_the_store_is_named(ranks: RankPool) -> None:
     """Threads that wait for the store end with the process that holds it; nothing waits for them."""
     for ending in strike(ranks, "stop", 0, "cross"):
         assert_accused(ending, 0, "a")
-        assert ending.close_s < 1.0
+        assert ending.close_s < LOAD_S
 
 
 @pytest.mark.parametrize(

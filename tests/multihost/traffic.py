@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lightning_dist.laws import tcp_wire_bytes
 from tests.distributed.runs import opened
 from tests.support.tasks import RankContext
+
+BESIDE = 0.02  # of the payload: barriers, the headers of messages of Gloo
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that a host has sent on its link, without acknowledgements, between two bounds.
+
+    Data that a busy machine sends again has been on the link before if it was lost beyond it, and has not if the host's
+    own queue had dropped it. The kernel does not say which; where nothing was sent again the bounds are the same.
+
+    Attributes:
+        least: All that was sent again is taken off.
+        most: Nothing of it is.
+    """
+
+    least: int
+    most: int
+
+    def __sub__(self, before: Sent) -> Sent:
+        return Sent(self.least - before.least, self.most - before.most)
 
 
 @dataclass(frozen=True)
@@ -20,27 +44,41 @@ class Traffic:
 
     Attributes:
         host: Where the rank sits.
-        sent_bytes: What the host sent on its link meanwhile (:func:`sent_bytes`); the least of some sums.
+        sent: What the host sent on its link meanwhile; the least of some sums.
         result: The sum.
     """
 
     host: str
-    sent_bytes: int
+    sent: Sent
     result: torch.Tensor
 
 
 _ACKNOWLEDGEMENT_BYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps, and no data
 
 
-def sent_bytes() -> int:
-    """Bytes this host has sent on eth0, without what a busy machine adds: acknowledgements, and data sent again.
+def sent_bytes() -> Sent:
+    """What this host has sent on eth0.
 
-    Both are counted by the sockets that are open; differences are right while none of them closes.
+    Acknowledgements, and data sent again, are counted by the sockets that are open; differences are right while none of
+    them closes.
     """
     asked = ["ss", "-tinHO", "state", "established", "not", "dst", "127.0.0.0/8"]
     sockets = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
     acknowledgements = _sum_of("segs_out", sockets) - _sum_of("data_segs_out", sockets)
-    return _link_bytes() - _ACKNOWLEDGEMENT_BYTES * acknowledgements - _sum_of("bytes_retrans", sockets)
+    most = _link_bytes() - _ACKNOWLEDGEMENT_BYTES * acknowledgements
+    return Sent(most - _sum_of("bytes_retrans", sockets), most)
+
+
+def least_step(marks: Sequence[Sent]) -> Sent:
+    """Of what was sent between each two counts, that which a busy machine has added least to."""
+    return min((after - before for before, after in itertools.pairwise(marks)), key=lambda sent: sent.most)
+
+
+def assert_sent(sent: Sent, payload_bytes: float) -> None:
+    """The payload was sent, with the headers of TCP and little beside: barriers, the headers of Gloo's messages."""
+    print(f"{sent}: {sent.least / payload_bytes:.3f} to {sent.most / payload_bytes:.3f} x formula")
+    assert payload_bytes <= sent.most
+    assert sent.least <= tcp_wire_bytes(payload_bytes) + BESIDE * payload_bytes
 
 
 def _link_bytes() -> int:
@@ -62,7 +100,7 @@ def values_of(rank: int, numel: int) -> torch.Tensor:
 
 def count_sum(context: RankContext, numel: int, sync: dict[str, Any]) -> Traffic:
     """Sum fp32 values over all ranks; between barriers, so that each host counts the sum and nothing else of weight."""
-    counts = []
+    counts: list[Sent] = []
     with opened(context, sync) as (_, all_reduce):
         all_reduce.all_reduce(torch.ones(1000))
         for _ in range(3):
@@ -73,4 +111,4 @@ def count_sum(context: RankContext, numel: int, sync: dict[str, Any]) -> Traffic
             context.barrier()
             counts.append(sent_bytes() - before)
             context.barrier()
-    return Traffic(context.host, min(counts), tensor)
+    return Traffic(context.host, min(counts, key=lambda sent: sent.most), tensor)
