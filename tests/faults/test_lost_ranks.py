@@ -35,7 +35,7 @@ def strike(
         args=([fault], sync),
         init_group=False,
         may_die=[rank],
-        deadline_s=30,
+        deadline_s=60,
     )
     assert isinstance(endings.pop(rank), Died)
     return endings
@@ -92,14 +92,14 @@ def test_a_flat_ring_names_the_lost_rank_too(ranks: RankPool) -> None:
 def test_a_pause_shorter_than_the_deadline_fails_nothing(ranks: RankPool, rank: int, point: str) -> None:
     operation, group, nth = POINTS[point]
     fault = Fault(rank, "pause", operation, group, nth, pause_s=1.0)
-    endings = ranks.run(sum_until_failure, layout=HOSTS, args=([fault],), init_group=False, fresh=True, deadline_s=30)
+    endings = ranks.run(sum_until_failure, layout=HOSTS, args=([fault],), init_group=False, fresh=True, deadline_s=60)
     assert [ending.error for ending in endings] == [""] * 4
 
 
 def test_an_error_in_a_lane_is_the_ranks_own_and_told_as_such(ranks: RankPool) -> None:
     """What the seam does not know as a failure between ranks (a plan that raises in a lane) blames nobody else."""
     fault = Fault(1, "raise", *POINTS["reduce"][:2], nth=SECOND)
-    endings = ranks.run(sum_until_failure, layout=HOSTS, args=([fault],), init_group=False, fresh=True, deadline_s=30)
+    endings = ranks.run(sum_until_failure, layout=HOSTS, args=([fault],), init_group=False, fresh=True, deadline_s=60)
     assert "InjectedError" in endings[1].text
     for rank in (0, 2, 3):
         assert_accused(endings[rank], 1, "a")

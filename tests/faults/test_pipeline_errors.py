@@ -73,7 +73,7 @@ def train(context: RankContext, stage: int, phase: str, kind: str) -> dict[str, 
 
 @pytest.mark.parametrize(("stage", "phase"), [(0, "backward"), (1, "forward"), (2, "backward"), (3, "forward")])
 def test_a_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: str) -> None:
-    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, "raise"), init_group=False, fresh=True, deadline_s=40)
+    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, "raise"), init_group=False, fresh=True, deadline_s=60)
     assert SAID in ended[stage]["text"], ended[stage]
     assert not ended[stage]["is_ours"], "the user's error is not ours"
     host = "a" if stage < 2 else "b"
@@ -87,7 +87,7 @@ def test_a_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: 
 
 @pytest.mark.parametrize(("stage", "phase", "kind"), [(3, "forward", "kill"), (1, "backward", "kill")])
 def test_a_stage_that_dies_is_named(ranks: RankPool, stage: int, phase: str, kind: str) -> None:
-    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, kind), init_group=False, may_die=[stage], deadline_s=40)
+    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, kind), init_group=False, may_die=[stage], deadline_s=60)
     host = "a" if stage < 2 else "b"
     for other, ending in enumerate(ended):
         if other == stage:
@@ -111,7 +111,7 @@ def train_sharded(context: RankContext, stage: int, phase: str) -> dict[str, Any
 @pytest.mark.parametrize(("stage", "phase"), [(0, "backward"), (1, "forward")])
 def test_a_sharded_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: str) -> None:
     """The ranks of its own pipeline wait for its messages, those of the other one for its shards."""
-    ended = ranks.run(train_sharded, layout=HOSTS, args=(stage, phase), init_group=False, fresh=True, deadline_s=40)
+    ended = ranks.run(train_sharded, layout=HOSTS, args=(stage, phase), init_group=False, fresh=True, deadline_s=60)
     for ending in ended:
         assert SAID in ending["text"], ended
 

@@ -24,7 +24,7 @@ def test_the_process_of_the_other_rank_ends(signum: signal.Signals, lost: int, p
         for rank in range(2):
             ranks.wait_for_output(rank, "under way", deadline_s=60)
         ranks.kill(lost, signum)
-        (result,) = ranks.wait(ranks=[1 - lost], deadline_s=30)
+        (result,) = ranks.wait(ranks=[1 - lost], deadline_s=60)
         assert result.returncode == 1
         assert f"Error: rank {1 - lost}" in result.stderr.splitlines()[-1]
         assert f"rank {lost} (host {host})" in result.stderr.splitlines()[-1]

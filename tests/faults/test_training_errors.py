@@ -88,7 +88,7 @@ def train(context: RankContext, rank: int, phase: str, kill: bool) -> dict[str, 
     ("phase", "rank"), [(phase, 1 + 2 * (number % 2)) for number, phase in enumerate(PHASES)], ids=PHASES
 )
 def test_an_error_of_the_users_code_ends_all_ranks(ranks: RankPool, phase: str, rank: int) -> None:
-    ended = ranks.run(train, layout=HOSTS, args=(rank, phase, False), init_group=False, fresh=True, deadline_s=40)
+    ended = ranks.run(train, layout=HOSTS, args=(rank, phase, False), init_group=False, fresh=True, deadline_s=60)
     assert ended[rank]["text"].startswith("InjectedError: the disk of this rank is full")
     host = "a" if rank < 2 else "b"
     for other in (other for other in range(4) if other != rank):
@@ -132,7 +132,7 @@ def test_an_error_is_told_before_callbacks_that_save_wait_for_the_others(ranks: 
 
 @pytest.mark.parametrize(("phase", "rank"), [("setup", 3), ("backward", 0), ("validation_step", 2)])
 def test_a_rank_killed_while_training_is_named(ranks: RankPool, phase: str, rank: int) -> None:
-    ended = ranks.run(train, layout=HOSTS, args=(rank, phase, True), init_group=False, may_die=[rank], deadline_s=40)
+    ended = ranks.run(train, layout=HOSTS, args=(rank, phase, True), init_group=False, may_die=[rank], deadline_s=60)
     host = "a" if rank < 2 else "b"
     for other, ending in enumerate(ended):
         if other == rank:
