@@ -84,7 +84,7 @@ def outputs(cwd: Path) -> Path:
     return folder
 
 
-def test_it_trains_reports_and_writes(tmp_path: Path) -> None:
+def test_it_trains_reports_writes_and_goes_on(ranks: RankPool, tmp_path: Path) -> None:
     result = train("checkpoint=full", "checkpoint.every_n_steps=1", cwd=tmp_path).check()
     for name in ("training loss", "validation loss", "bits per byte, validation", "samples/s", "parameters"):
         assert result.stdout.count(name) == 1, name  # rank 0 only
@@ -96,8 +96,8 @@ def test_it_trains_reports_and_writes(tmp_path: Path) -> None:
     assert (folder / "sample.txt").read_text(encoding="utf-8").startswith("The ")
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
-    more = train("trainer.max_steps=5", f"ckpt_path={folder}/checkpoints/last.ckpt", "name=more", cwd=tmp_path).check()
-    assert re.search(r"steps\s*│\s*5 ", more.stdout)
+    more = train_on_pool(ranks, tmp_path, "trainer.max_steps=5", f"ckpt_path={folder}/checkpoints/last.ckpt")
+    assert re.search(r"steps\s*│\s*5 ", more)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_every_way_to_spread_the_model(ranks: RankPool, overrides: list[str], tm
     assert "Sample" in said, "the model is whole again on rank 0"
 
 
-def test_layers_dealt_to_ranks(tmp_path: Path) -> None:
-    result = train("parallel=pipeline", "parallel.pipeline.schedule=interleaved_1f1b", cwd=tmp_path).check()
-    assert "1 pipeline of 2 ranks, schedule interleaved_1f1b" in result.stderr + result.stdout
-    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+def test_layers_dealt_to_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    said = train_on_pool(ranks, tmp_path, "parallel=pipeline", "parallel.pipeline.schedule=interleaved_1f1b")
+    assert "1 pipeline of 2 ranks, schedule interleaved_1f1b" in said
+    assert "Sample" in said, "the model is whole again on rank 0"
     assert len(list(tmp_path.rglob("pipeline.html"))) == 1
 
 
