@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.runs import CHUNKS, HOSTS, LOAD_S, Ending, assert_accused, assert_closed, sum_until_failure
+from tests.faults.runs import CHUNKS, HOSTS, LOAD_S, OPENING, Ending, assert_accused, assert_closed, sum_until_failure
 from tests.support.faults import Fault, Kind
 from tests.support.ranks import Died, RankPool
 
 HOST_OF_RANK = {rank: host for host, ranks in HOSTS.items() for rank in ranks}
 SECOND = CHUNKS + 3  # in the middle of the second tensor
 POINTS = {
-    "opening": ("opening the gradients' groups", "world", 1),
+    "opening": (OPENING, "world", 1),
     "before": ("reduce_scatter", "reduce", 1),
     "reduce": ("reduce_scatter", "reduce", SECOND),
     "cross": ("all_reduce", "cross", SECOND),
