@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.distributed.lightning_runs import (
     trainer_on_pool,
 )
 from tests.support.reference import ReferenceStep, assert_same, train_reference
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 STEPS = 6
@@ -45,14 +46,28 @@ MODES: dict[str, dict[str, Any]] = {
     "hsdp": {"parallel": "hsdp"},
 }
 
-EACH_MODE = [
-    "zero2",
-    "zero3",
-    "hsdp",
-    pytest.param("zero1", marks=pytest.mark.sweep),  # zero2 without its sums in each micro-batch
-    pytest.param("hpz", marks=pytest.mark.sweep),  # zero3 that gathers from another place in backward
-]
-"""For tests of what users do with a sharded model; :mod:`tests.distributed.test_zero` has all modes everywhere."""
+
+def in_modes(*always: str) -> Any:
+    """Parametrises ``mode``, for tests of what users do with a sharded model: these run always, all in the sweep.
+
+    What differs is whether backward gathers (``zero3``), and whether there are two axes (``hsdp``); ``zero1`` is
+    ``zero2`` without its sums in each micro-batch, ``hpz`` gathers from another place in backward.
+    :mod:`tests.distributed.test_zero` trains in all of them.
+    """
+    return pytest.mark.parametrize("mode", sampled({mode: (mode,) for mode in MODES}, always))
+
+
+def in_modes_with(name: str, cases: Mapping[str, Any], always: Mapping[str, Collection[str]]) -> Any:
+    """Parametrises ``mode`` and ``name`` by all their pairs.
+
+    Args:
+        name: The other parameter.
+        cases: Its values, by the name in the test's id.
+        always: Case -> modes in which it runs always.
+    """
+    pairs = {f"{mode}-{case}": (mode, value) for case, value in cases.items() for mode in MODES}
+    ids = [f"{mode}-{case}" for case, modes in always.items() for mode in modes]
+    return pytest.mark.parametrize(("mode", name), sampled(pairs, ids))
 
 
 class OddNet(nn.Module):

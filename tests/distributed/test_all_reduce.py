@@ -9,6 +9,7 @@ import torch
 
 from tests.distributed.runs import opened
 from tests.support.ranks import RankPool
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 LAYOUTS: dict[str, dict[str, list[int]]] = {
@@ -87,18 +88,36 @@ def noise(rank: int, dtype: str, scale: float) -> torch.Tensor:
     return (torch.randn(10_007, generator=generator, dtype=torch.float64) * scale).to(getattr(torch, dtype)).double()
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "sockets": {"shared_memory": "off"},
+    "flat": {"algorithm": "flat"},
+    "bf16": {"wire_dtype": "bf16"},
+}
+MEANS: dict[str, tuple[str, str, float]] = {
+    "float32": ("auto", "float32", 1e-6),
+    "float32-sockets": ("sockets", "float32", 1e-6),
+    "float32-flat": ("flat", "float32", 1e-6),
+    "bfloat16": ("auto", "bfloat16", 2**-7),
+    "float16": ("auto", "float16", 2**-9),
+    "float32-bf16": ("bf16", "float32", 2**-7),
+}
+ALWAYS = {
+    "2": ["float32", "float32-sockets", "bfloat16"],
+    "2+2": ["float32-flat", "float16", "float32-bf16"],
+    "3+1": list(MEANS),
+    "cyclic": ["float32", "float32-sockets", "float32-bf16"],
+    "1+1": ["float32", "float32-flat", "float16"],
+}
+
+
 @pytest.mark.parametrize(
-    ("sync", "dtype", "tolerance"),
-    [
-        ({}, "float32", 1e-6),
-        ({"shared_memory": "off"}, "float32", 1e-6),
-        ({"algorithm": "flat"}, "float32", 1e-6),
-        ({}, "bfloat16", 2**-7),
-        ({}, "float16", 2**-9),
-        ({"wire_dtype": "bf16"}, "float32", 2**-7),
-    ],
+    ("name", "sync", "dtype", "tolerance"),
+    sampled(
+        {f"{n}-{case}": (n, WAYS[w], d, t) for n in ALWAYS for case, (w, d, t) in MEANS.items()},
+        [f"{name}-{case}" for name, cases in ALWAYS.items() for case in cases],
+    ),
 )
-@pytest.mark.parametrize("name", ["2", "2+2", "3+1", "cyclic", "1+1"])
 def test_mean_is_over_ranks_and_the_same_bits_everywhere(
     ranks: RankPool, name: str, sync: dict[str, Any], dtype: str, tolerance: float
 ) -> None:
@@ -109,8 +128,13 @@ def test_mean_is_over_ranks_and_the_same_bits_everywhere(
     torch.testing.assert_close(got[0].double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["2", "2+2", "3+1", "1+1"])
-@pytest.mark.parametrize("sync", [{}, {"shared_memory": "off"}, {"algorithm": "flat"}, {"wire_dtype": "bf16"}])
+@pytest.mark.parametrize(
+    ("name", "sync"),
+    sampled(
+        {f"{name}-{way}": (name, sync) for name in ("2", "2+2", "3+1", "1+1") for way, sync in WAYS.items()},
+        [*(f"3+1-{way}" for way in WAYS), "2-auto", "2-sockets", "2+2-flat", "1+1-bf16"],
+    ),
+)
 def test_fp16_means_do_not_overflow(ranks: RankPool, name: str, sync: dict[str, Any]) -> None:
     """Values whose sum is beyond fp16's 65504 but whose mean is not."""
     got = ranks.run(mean_of_noise, layout=LAYOUTS[name], args=(sync, "float16", 12000.0))

@@ -82,7 +82,7 @@ class Raising(OddModule):
 
 
 def fit(context: RankContext, phase: str, rank: int) -> None:
-    strategy = HierDistStrategy(sync={"timeout_s": 60.0})
+    strategy = HierDistStrategy(sync={"timeout_s": 120.0})
     trainer = trainer_on_pool(
         context, strategy, enable_checkpointing=True, default_root_dir=context.tmp_path, max_epochs=2
     )
@@ -94,10 +94,9 @@ def fit(context: RankContext, phase: str, rank: int) -> None:
     [*((phase, 1) for phase in PHASES), *((phase, 0) for phase in ("setup", "training_step", "on_train_batch_end"))],
 )
 def test_others_name_the_rank_that_raised(ranks: RankPool, phase: str, rank: int) -> None:
-    start = time.monotonic()
+    """Before the deadline of an operation, which is longer than the call's."""
     with pytest.raises(RanksFailed) as caught:
-        ranks.run(fit, layout={"a": [0, 1], "b": [2]}, args=(phase, rank), fresh=True, deadline_s=40)
-    assert time.monotonic() - start < 30, "well before the deadline of an operation, 60 s"
+        ranks.run(fit, layout={"a": [0, 1], "b": [2]}, args=(phase, rank), fresh=True, deadline_s=60)
     failures = {failure.rank: failure for failure in caught.value.failures}
     assert f"ZeroDivisionError: raised in {phase}" in failures.pop(rank).summary
     assert failures, "the others cannot go on"

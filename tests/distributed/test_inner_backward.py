@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.lightning_runs import Batch, loader_of, make_batches, mse, strategy_of, trainer_on_pool
-from tests.distributed.sharded_runs import EACH_MODE, LAYOUTS, MODES, NETS, Case, Outcome, check, train
+from tests.distributed.sharded_runs import LAYOUTS, MODES, NETS, Case, Outcome, check, in_modes, train
 from tests.distributed.test_optimization import ByHand
 from tests.distributed.test_sharded_refusals import error_of
 from tests.support.ranks import RankPool
@@ -66,7 +66,7 @@ def train_each(context: RankContext, cases: list[Case]) -> list[Outcome]:
     return [train(context, case) for case in cases]
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero3", "hsdp")
 def test_backward_passes_inside_a_step_equal_one_process(ranks: RankPool, mode: str) -> None:
     cases = [dataclasses.replace(case, strategy=MODES[mode], accumulation=2) for case in CASES]
     layout = LAYOUTS["2+2" if mode in ("hpz", "hsdp") else "1+1"]
@@ -123,7 +123,7 @@ def in_one_process(kind: type[ByHand], world_size: int) -> dict[str, torch.Tenso
     return module.state_dict()
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "zero3")
 def test_penalties_and_several_backward_passes_by_hand_equal_one_process(ranks: RankPool, mode: str) -> None:
     for found in ranks.run(train_by_hand, layout=LAYOUTS["1+1"], args=(MODES[mode],)):
         for kind, weights in zip(KINDS, found, strict=True):

@@ -36,7 +36,7 @@ def ends_of(output: str) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def by_script() -> FreshResult:
-    return run_script([SCRIPT], deadline_s=60).check()
+    return run_script([SCRIPT], deadline_s=100).check()
 
 
 def test_plain_script(by_script: FreshResult) -> None:
@@ -49,7 +49,7 @@ def test_plain_script(by_script: FreshResult) -> None:
 @pytest.mark.parametrize("name", ["hierdist_spawn", "hierdist_fork_find_unused_parameters_true"])
 def test_spawn_and_fork_train_alike(by_script: FreshResult, name: str) -> None:
     """The weights come back to the main process."""
-    result = run_script([SCRIPT, "--strategy", name], deadline_s=60).check()
+    result = run_script([SCRIPT, "--strategy", name], deadline_s=100).check()
     ends = ends_of(result.stdout)
     assert ends == ends_of(by_script.stdout)
     assert f"main of rank 0 has {ends[0].split()[-1]}" in result.stdout
@@ -57,7 +57,7 @@ def test_spawn_and_fork_train_alike(by_script: FreshResult, name: str) -> None:
 
 def test_torchrun(by_script: FreshResult) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port())]
-    result = run_script([*command, str(SCRIPT)], deadline_s=90).check()
+    result = run_script([*command, str(SCRIPT)], deadline_s=100).check()
     assert ends_of(result.stdout) == ends_of(by_script.stdout)
 
 
@@ -73,19 +73,19 @@ def test_slurm_variables(by_script: FreshResult) -> None:
     }
     tasks = [Command([SCRIPT], {**common, "SLURM_PROCID": task, "SLURM_LOCALID": task}) for task in ("0", "1")]
     with FreshRanks(tasks) as ranks:
-        results = [result.check() for result in ranks.wait(deadline_s=60)]
+        results = [result.check() for result in ranks.wait(deadline_s=100)]
     assert ends_of("".join(result.stdout for result in results)) == ends_of(by_script.stdout)
 
 
 def test_sigterm_on_a_started_rank_stops_all() -> None:
-    result = run_script([SCRIPT, "--fail", "sigterm", "--rank", "1"], deadline_s=60).check()  # exit status 0, as ddp's
+    result = run_script([SCRIPT, "--fail", "sigterm", "--rank", "1"], deadline_s=100).check()  # exit status 0, as ddp's
     stops = dict(re.findall(r"rank (\d+) stops at (\d+) by SIGTERMException", result.stdout))
     assert stops == {"0": "3", "1": "3"}
     assert not ends_of(result.stdout)
 
 
 def test_a_rank_that_does_not_end_is_killed_and_the_run_has_failed() -> None:
-    result = run_script([SCRIPT.with_name("late.py")], deadline_s=60)
+    result = run_script([SCRIPT.with_name("late.py")], deadline_s=100)
     assert result.returncode == 128 + 9
     assert "rank 1 still runs 1 s after rank 0 ended; it is killed" in result.stderr
 
@@ -112,7 +112,7 @@ def test_lightning_cli(by_script: FreshResult, strategy: list[str]) -> None:
     pytest.importorskip("jsonargparse")
     script = SCRIPT.with_name("cli.py")
     root = {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[3]), os.environ.get("PYTHONPATH", "")])}
-    result = run_script([script, "fit", *strategy, *CLI_TRAINER], env=root, deadline_s=60).check()
+    result = run_script([script, "fit", *strategy, *CLI_TRAINER], env=root, deadline_s=100).check()
     assert ends_of(result.stdout) == ends_of(by_script.stdout)
 
 
@@ -126,7 +126,7 @@ def test_lightning_cli(by_script: FreshResult, strategy: list[str]) -> None:
 )
 def test_a_rank_that_raises_ends_all(phase: str, rank: int, devices: int) -> None:
     arguments = ["--fail", phase, "--rank", str(rank), "--devices", str(devices)]
-    result = run_script([SCRIPT, *arguments], deadline_s=40)
+    result = run_script([SCRIPT, *arguments], deadline_s=100)
     assert result.returncode != 0
     assert not result.survivors
     assert f"ValueError: no luck in {phase}" in result.output

@@ -19,12 +19,12 @@ from tests.distributed.test_tensor_training import LAYOUTS, TENSOR, inside
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
-RECOMPUTED: list[Any] = [
-    "full",
-    "selective",
-    {"mode": "every_n", "every": 2},
-    {"mode": "budget", "budget": 20_000},
-]
+RECOMPUTED: dict[str, Any] = {
+    "full": "full",
+    "selective": "selective",
+    "every_n": {"mode": "every_n", "every": 2},
+    "budget": {"mode": "budget", "budget": 20_000},
+}
 
 
 def left_by(context: RankContext, module: pl.LightningModule, loader: Any = None, **strategy: Any) -> dict[str, Any]:
@@ -49,20 +49,30 @@ def different(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 # -- split layers
 
 
-def train_split(context: RankContext, parallel: dict[str, Any]) -> dict[str, list[str]]:
+def train_split(context: RankContext, parallel: dict[str, Any], kinds: list[str]) -> dict[str, list[str]]:
     """What differs from a training that keeps everything, by kind of recomputation."""
     case = SplitCase("noisy", parallel=parallel, accumulation=2)
     plain = left_by(context, SplitLearner(case), parallel=parallel)
     return {
-        str(recompute): different(left_by(context, SplitLearner(case), parallel=parallel, recompute=recompute), plain)
-        for recompute in RECOMPUTED
+        kind: different(left_by(context, SplitLearner(case), parallel=parallel, recompute=RECOMPUTED[kind]), plain)
+        for kind in kinds
     }
 
 
-@pytest.mark.parametrize("parallel", [TENSOR, inside("zero2"), inside("zero3")], ids=["tensor", "zero2", "zero3"])
-def test_split_blocks_that_draw_masks_are_recomputed_bit_for_bit(ranks: RankPool, parallel: dict[str, Any]) -> None:
-    for found in ranks.run(train_split, layout=LAYOUTS["2+2"], args=(parallel,), deadline_s=100):
-        assert found == {str(recompute): [] for recompute in RECOMPUTED}
+@pytest.mark.parametrize(
+    ("mode", "kinds"),
+    [
+        ("tensor", ["full", "selective"]),
+        ("zero2", ["budget"]),
+        ("zero3", ["every_n"]),
+        *(pytest.param(mode, list(RECOMPUTED), marks=pytest.mark.sweep) for mode in ("tensor", "zero2", "zero3")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_split_blocks_that_draw_masks_are_recomputed_bit_for_bit(ranks: RankPool, mode: str, kinds: list[str]) -> None:
+    parallel = TENSOR if mode == "tensor" else inside(mode)
+    for found in ranks.run(train_split, layout=LAYOUTS["2+2"], args=(parallel, kinds), deadline_s=100):
+        assert found == {kind: [] for kind in kinds}
 
 
 # -- compiled blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from tests.distributed.lightning_runs import (
     strategy_of,
     trainer_on_pool,
 )
+from tests.support.pairwise import cover
 from tests.support.ranks import RankPool
 from tests.support.reference import assert_same, optimizer_state_by_name, train_reference
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 LAYOUTS: dict[str, dict[str, list[int]]] = {
@@ -43,10 +46,22 @@ def train(context: RankContext, sync: dict[str, Any], optimizer: str, arguments:
     return {"losses": module.losses, "weights": module.net.state_dict(), "optimizer": state}
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
-@pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
-@pytest.mark.parametrize("name", LAYOUTS)
+def matrix() -> list[Any]:
+    """All combinations; each two values meet in those that run always."""
+    groups = {
+        "name": list(LAYOUTS),
+        "algorithm": ["flat", "hierarchical"],
+        "optimizer": list(OPTIMIZERS),
+        "accumulation": ["1", "3"],
+    }
+    cases = {
+        f"{name}-{algorithm}-{optimizer}-{accumulation}": (name, algorithm, optimizer, int(accumulation))
+        for name, algorithm, optimizer, accumulation in itertools.product(*groups.values())
+    }
+    return sampled(cases, ["-".join(row[group] for group in groups) for row in cover(groups)])
+
+
+@pytest.mark.parametrize(("name", "algorithm", "optimizer", "accumulation"), matrix())
 def test_training_equals_one_process(
     ranks: RankPool, name: str, algorithm: str, optimizer: str, accumulation: int
 ) -> None:

@@ -15,6 +15,7 @@ from lightning_dist.errors import CollectiveError
 from lightning_dist.events import EventStream
 from tests.distributed.test_all_reduce import LAYOUTS, SWITCHES
 from tests.support.ranks import RankPool
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 DTYPES = ["float32", "bfloat16", "float16", "int64", "bool"]
@@ -106,12 +107,23 @@ def scatter_in_parts(context: RankContext, parts: list[list[int]]) -> list[str]:
     return problems
 
 
+PARTS = {
+    "reversed": [[3, 1, 2, 0]],
+    "halves": [[0, 1], [2, 3]],
+    "crossed": [[0, 2], [3, 1]],
+    "uneven": [[2, 0, 1], [3]],
+    "alone": [[0], [1], [2], [3]],
+}
+ALWAYS = [
+    *("2+2-reversed", "3+1-reversed", "cyclic-halves", "3+1-halves", "2+2-crossed", "cyclic-crossed"),
+    *("2+2-uneven", "cyclic-uneven", "3+1-alone"),
+]
+
+
 @pytest.mark.parametrize(
-    "parts",
-    [[[3, 1, 2, 0]], [[0, 1], [2, 3]], [[0, 2], [3, 1]], [[2, 0, 1], [3]], [[0], [1], [2], [3]]],
-    ids=["reversed", "halves", "crossed", "uneven", "alone"],
+    ("name", "parts"),
+    sampled({f"{n}-{p}": (n, parts) for n in ("2+2", "3+1", "cyclic") for p, parts in PARTS.items()}, ALWAYS),
 )
-@pytest.mark.parametrize("name", ["2+2", "3+1", "cyclic"])
 def test_parts_of_the_world_scatter_by_themselves(ranks: RankPool, name: str, parts: list[list[int]]) -> None:
     for problems in ranks.run(scatter_in_parts, layout=LAYOUTS[name], args=(parts,)):
         assert problems == []

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from lightning_dist import HierDistStrategy
 from tests.distributed.compared import check_equal
 from tests.distributed.lightning_runs import OddModule, sgd
-from tests.distributed.sharded_runs import EACH_MODE, LAYOUTS, MODES, OddNet
+from tests.distributed.sharded_runs import LAYOUTS, MODES, OddNet, in_modes
 from tests.distributed.test_sharded_refusals import error_of
 from tests.distributed.test_sharded_training import fit_case
 from tests.support.ranks import RankPool
@@ -52,7 +52,7 @@ class Sampled(OddModule):
         self.sample("after validation", self)
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero3", "hsdp")
 def test_a_module_called_outside_of_its_steps_gathers(ranks: RankPool, mode: str) -> None:
     pairs = ranks.run(fit_case, layout=TWO, args=(mode, Sampled), kwargs={"trainer": {"accumulate_grad_batches": 2}})
     check_equal(pairs)
@@ -77,7 +77,7 @@ class Norms(OddModule):
         self.log("before clipping", ours)
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "hsdp")
 def test_norms_of_gradients_in_hooks_equal_ddp(ranks: RankPool, mode: str) -> None:
     pairs = ranks.run(fit_case, layout=TWO, args=(mode, Norms), kwargs={"trainer": {"gradient_clip_val": 0.05}})
     check_equal(pairs)
@@ -125,7 +125,7 @@ def make_plain() -> pl.LightningModule:
     return OddModule(sgd, make_model=OddNet)
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "hsdp")
 def test_stochastic_weight_averaging_equals_ddp(ranks: RankPool, mode: str) -> None:
     arguments = {"make_callbacks": swa, "trainer": {"max_epochs": 4}}
     check_equal(ranks.run(fit_case, layout=TWO, args=(mode, make_plain), kwargs=arguments))

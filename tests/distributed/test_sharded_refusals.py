@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd, strategy_of, trainer_on_pool
-from tests.distributed.sharded_runs import EACH_MODE, LAYOUTS, MODES, Case, CaseModule
+from tests.distributed.sharded_runs import LAYOUTS, MODES, Case, CaseModule, in_modes
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
@@ -42,7 +42,7 @@ class EarlyOptimizer(OddModule):
         return sgd(self.listed)
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero3", "hsdp")
 def test_parameters_listed_before_the_sharding_are_refused(ranks: RankPool, mode: str) -> None:
     for said in ranks.run(error_of, layout=TWO, args=(MODES[mode], EarlyOptimizer), fresh=True):
         assert "net.0.weight (and 5 more) as it was before" in said
@@ -96,7 +96,7 @@ def test_an_optimizer_that_cannot_step_shards_is_refused(ranks: RankPool) -> Non
         assert "parallel=ddp" in said
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "hsdp")
 def test_unused_parameters_are_named(ranks: RankPool, mode: str) -> None:
     case = Case(net="sometimes", strategy=MODES[mode])
     said = ranks.run(refusal, layout=TWO, args=(case,), fresh=True)

@@ -23,10 +23,11 @@ from tests.distributed.lightning_runs import (
     strategy_of,
     trainer_on_pool,
 )
-from tests.distributed.sharded_runs import EACH_MODE, LAYOUTS, MODES, Case, CaseModule
+from tests.distributed.sharded_runs import LAYOUTS, MODES, Case, CaseModule, in_modes, in_modes_with
 from tests.distributed.test_optimization import Adversaries, ByHand, OneOfSeveral, Scaled, make_scaler
 from tests.support.ranks import RankPool
 from tests.support.reference import assert_same
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 BATCHES = 6
@@ -74,40 +75,42 @@ def ema() -> list[pl.Callback]:
     return [EMAWeightAveraging(decay=0.8)]
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "hsdp")
 def test_validation_within_fit_and_averaged_weights(ranks: RankPool, mode: str) -> None:
     check_equal(ranks.run(fit_case, layout=LAYOUTS["2+2"], args=(mode, make_sgd, ema)))
 
 
-@pytest.mark.parametrize(
+@in_modes_with(
     "trainer",
-    [
-        {"precision": "bf16-mixed", "gradient_clip_val": 0.1},
-        {"precision": "64-true"},
-        {"accumulate_grad_batches": 4},
-    ],
-    ids=lambda trainer: "-".join(map(str, trainer.values())),
+    {
+        "bf16-mixed-0.1": {"precision": "bf16-mixed", "gradient_clip_val": 0.1},
+        "64-true": {"precision": "64-true"},
+        "4": {"accumulate_grad_batches": 4},
+    },
+    {"bf16-mixed-0.1": ["zero2", "hsdp"], "64-true": ["zero3"], "4": ["zero3", "hsdp"]},
 )
-@pytest.mark.parametrize("mode", EACH_MODE)
 def test_precision_and_short_windows_equal_ddp(ranks: RankPool, mode: str, trainer: dict[str, Any]) -> None:
     check_equal(ranks.run(fit_case, layout=TWO, args=(mode, make_sgd), kwargs={"trainer": trainer}))
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "zero3")
 def test_bf16_true_equals_ddp_up_to_its_rounding(ranks: RankPool, mode: str) -> None:
     """Sums of two values in bf16 are rounded once in either; a step of 2^-8 of weights below 1."""
     pairs = ranks.run(fit_case, layout=TWO, args=(mode, make_sgd), kwargs={"trainer": {"precision": "bf16-true"}})
     check_equal(pairs, atol=2**-8)
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero3", "hsdp")
 def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: RankPool, mode: str) -> None:
     pairs = ranks.run(fit_case, layout=TWO, args=(mode, make_scaled), kwargs={"make_plugins": make_scaler})
     check_equal(pairs)
 
 
-@pytest.mark.parametrize("kind", [Adversaries, OneOfSeveral, ByHand])
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes_with(
+    "kind",
+    {kind.__name__: kind for kind in (Adversaries, OneOfSeveral, ByHand)},
+    {"Adversaries": ["zero3", "hsdp"], "OneOfSeveral": ["zero2", "hsdp"], "ByHand": ["zero3"]},
+)
 def test_manual_optimization_equals_ddp(ranks: RankPool, mode: str, kind: type[pl.LightningModule]) -> None:
     options = {"find_unused_parameters": kind is not ByHand}
     check_equal(ranks.run(fit_case, layout=LAYOUTS["2+2"], args=(mode, kind), kwargs={"options": options}))
@@ -138,7 +141,7 @@ class Containers(ByHand):
         return sgd(list(self.parameters()))
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "zero3")
 def test_containers_under_manual_optimization_equal_ddp(ranks: RankPool, mode: str) -> None:
     check_equal(ranks.run(fit_case, layout=TWO, args=(mode, Containers)))
 
@@ -178,16 +181,22 @@ class SaveAtEnd(pl.Callback):
 STRATEGIES = {"ddp": {}, **MODES}
 
 
+ONWARD = [
+    *((mode, mode) for mode in MODES),
+    ("ddp", "zero1"),
+    ("ddp", "zero3"),
+    ("zero2", "ddp"),
+    ("zero3", "hsdp"),
+    ("hsdp", "zero2"),
+]
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
-    [
-        *((mode, mode) for mode in MODES),
-        ("ddp", "zero1"),
-        ("ddp", "zero3"),
-        ("zero2", "ddp"),
-        ("zero3", "hsdp"),
-        ("hsdp", "zero2"),
-    ],
+    sampled(
+        {f"{first}-{then}": (first, then) for first, then in ONWARD},
+        ["zero2-zero2", "zero3-zero3", "hsdp-hsdp", "ddp-zero3", "zero2-ddp", "zero3-hsdp"],
+    ),
 )
 def test_a_checkpoint_of_one_mode_goes_on_in_another(ranks: RankPool, tmp_path: Path, first: str, then: str) -> None:
     results = ranks.run(
@@ -234,7 +243,7 @@ def any_order(context: RankContext, strategy: dict[str, Any]) -> dict[str, Any]:
     return {**seen, "weights": module.net.state_dict()}
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero2", "hsdp")
 def test_any_order_in_one_process(ranks: RankPool, mode: str) -> None:
     ours = ranks.run(any_order, layout=LAYOUTS["2+2"], args=(MODES[mode],))
     ddp = ranks.run(any_order, layout=LAYOUTS["2+2"], args=({},))
@@ -263,7 +272,7 @@ def fit_three_times(context: RankContext, strategy: dict[str, Any]) -> list[dict
     return weights
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero3", "hsdp")
 def test_operations_of_torch_on_shards_find_the_groups_of_their_run(ranks: RankPool, mode: str) -> None:
     expected = ranks.run(fit_three_times, layout=LAYOUTS["2+2"], args=({},))[0][0]
     for weights in ranks.run(fit_three_times, layout=LAYOUTS["2+2"], args=(MODES[mode],)):
@@ -301,7 +310,7 @@ def train_deferred(context: RankContext, strategy: dict[str, Any], folder: str) 
     return {"losses": module.losses, "tested": tested[0]["test_loss"], "kinds": kinds}
 
 
-@pytest.mark.parametrize("mode", EACH_MODE)
+@in_modes("zero3", "hsdp")
 def test_a_model_made_on_the_meta_device_is_never_whole(ranks: RankPool, tmp_path: Path, mode: str) -> None:
     results = ranks.run(train_deferred, layout=TWO, args=(MODES[mode], str(tmp_path)), fresh=True)  # it stays sharded
     torch.manual_seed(5)

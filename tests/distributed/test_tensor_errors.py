@@ -82,8 +82,8 @@ def silent_peer(context: RankContext) -> float:
 
 
 def test_a_silent_peer_is_an_error_within_the_deadline_of_the_mesh(ranks: RankPool) -> None:
-    waited_s = ranks.run(silent_peer, world_size=2, fresh=True, deadline_s=40, group_timeout_s=30)[0]
-    assert 1.0 < waited_s < 10.0
+    waited_s = ranks.run(silent_peer, world_size=2, fresh=True, deadline_s=60, group_timeout_s=50)[0]
+    assert 1.0 < waited_s < 20.0, "2 s and what a busy machine adds, not the 50 s of the default group"
 
 
 def lose_peer(context: RankContext) -> None:

@@ -1,15 +1,25 @@
-"""examples/train.py as a user runs it."""
+"""examples/train.py as a user runs it; what differs from one run of it to another, on ready ranks."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import runpy
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_module
 
+from lightning_dist import config_store
+from lightning_dist.run_config import RunConfig
 from tests.support.fresh import Command, FreshRanks, run_script
-from tests.support.processes import REPO_ROOT, free_port
+from tests.support.processes import REPO_ROOT, clean_environment, free_port
+from tests.support.ranks import RankPool
+from tests.support.tasks import RankContext
 
 TRAIN = REPO_ROOT / "examples" / "train.py"
 SHORT = [
@@ -27,12 +37,54 @@ def train(*overrides: str, cwd: Path) -> Any:
     return run_script([TRAIN, *SHORT, *overrides], cwd=cwd, deadline_s=DEADLINE_S, env={"COLUMNS": "200"})
 
 
+@contextlib.contextmanager
+def printing_into(path: Path) -> Iterator[None]:
+    """What this process prints inside, by whatever way, goes into a file."""
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    try:
+        with open(path, "wb") as file:
+            for descriptor in (1, 2):
+                os.dup2(file.fileno(), descriptor)
+        yield
+    finally:
+        sys.stdout.flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+def train_here(context: RankContext, run: RunConfig, folder: Path) -> str:
+    """The example's training on this rank, as under torchrun; what it prints."""
+    sys.path.insert(0, str(TRAIN.parent))
+    try:
+        import train as example
+    finally:
+        sys.path.pop(0)
+    said = context.tmp_path / f"printed{context.rank}"
+    with printing_into(said):
+        example.train(run, folder)
+    return said.read_text(encoding="utf-8")
+
+
+def train_on_pool(ranks: RankPool, folder: Path, *overrides: str, world_size: int = 2) -> str:
+    """Train in ``folder``; what rank 0 printed. What it would print once, no other rank has printed."""
+    config_store.register()
+    with initialize_config_module("lightning_dist.conf", version_base="1.3"):
+        overrides = (*SHORT, *overrides, f"trainer.devices={world_size}")
+        run = config_store.to_run_config(compose("train", overrides=list(overrides)))
+    environment = {"COLUMNS": "200", "TORCHELASTIC_RUN_ID": "examples"}
+    said = ranks.run(train_here, world_size=world_size, args=(run, folder), env=environment, deadline_s=100)
+    assert [text.count("samples/s") for text in said] == [1] + [0] * (world_size - 1)
+    assert re.search(rf"ranks\s*│\s*{world_size} ", said[0])
+    return str(said[0])
+
+
 def outputs(cwd: Path) -> Path:
     (folder,) = (cwd / "outputs" / "t").iterdir()
     return folder
 
 
-def test_it_trains_reports_and_writes(tmp_path: Path) -> None:
+def test_it_trains_reports_writes_and_goes_on(ranks: RankPool, tmp_path: Path) -> None:
     result = train("checkpoint=full", "checkpoint.every_n_steps=1", cwd=tmp_path).check()
     for name in ("training loss", "validation loss", "bits per byte, validation", "samples/s", "parameters"):
         assert result.stdout.count(name) == 1, name  # rank 0 only
@@ -44,85 +96,82 @@ def test_it_trains_reports_and_writes(tmp_path: Path) -> None:
     assert (folder / "sample.txt").read_text(encoding="utf-8").startswith("The ")
     assert (folder / "checkpoints" / "last.ckpt").is_file()
 
-    more = train("trainer.max_steps=5", f"ckpt_path={folder}/checkpoints/last.ckpt", "name=more", cwd=tmp_path).check()
-    assert re.search(r"steps\s*│\s*5 ", more.stdout)
+    more = train_on_pool(ranks, tmp_path, "trainer.max_steps=5", f"ckpt_path={folder}/checkpoints/last.ckpt")
+    assert re.search(r"steps\s*│\s*5 ", more)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(["data=naive", "sync=flat"], marks=pytest.mark.sweep),
+        ["data=naive", "sync=flat"],
         ["data=synthetic", "sync=bf16"],
-        pytest.param(["model=mlp", "model.n_features=8", "data=synthetic"], marks=pytest.mark.sweep),
+        ["model=mlp", "model.n_features=8", "data=synthetic"],
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_other_groups(overrides: list[str], tmp_path: Path) -> None:
-    result = train("checkpoint=off", *overrides, cwd=tmp_path).check()
-    assert "validation loss" in result.stdout
+def test_other_groups(ranks: RankPool, overrides: list[str], tmp_path: Path) -> None:
+    assert "validation loss" in train_on_pool(ranks, tmp_path, "checkpoint=off", *overrides)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        pytest.param(["parallel=zero1"], marks=pytest.mark.sweep),
-        pytest.param(["parallel=zero2", "trainer.accumulate_grad_batches=2"], marks=pytest.mark.sweep),
+        ["parallel=zero1"],
+        ["parallel=zero2", "trainer.accumulate_grad_batches=2"],
         ["parallel=zero3", "parallel.secondary_shard=host", "trainer.precision=bf16-mixed"],
-        pytest.param(["parallel=hsdp"], marks=pytest.mark.sweep),
+        ["parallel=hsdp"],
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_every_way_to_spread_the_model(overrides: list[str], tmp_path: Path) -> None:
-    result = train(*overrides, cwd=tmp_path).check()
-    assert "2 shards" in result.stderr + result.stdout
-    assert re.search(r"ranks\s*│\s*2 ", result.stdout)
-    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+def test_every_way_to_spread_the_model(ranks: RankPool, overrides: list[str], tmp_path: Path) -> None:
+    said = train_on_pool(ranks, tmp_path, *overrides)
+    assert "2 shards" in said
+    assert "Sample" in said, "the model is whole again on rank 0"
 
 
-def test_layers_dealt_to_ranks(tmp_path: Path) -> None:
-    result = train("parallel=pipeline", "parallel.pipeline.schedule=interleaved_1f1b", cwd=tmp_path).check()
-    assert "1 pipeline of 2 ranks, schedule interleaved_1f1b" in result.stderr + result.stdout
-    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+def test_layers_dealt_to_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    said = train_on_pool(ranks, tmp_path, "parallel=pipeline", "parallel.pipeline.schedule=interleaved_1f1b")
+    assert "1 pipeline of 2 ranks, schedule interleaved_1f1b" in said
+    assert "Sample" in said, "the model is whole again on rank 0"
     assert len(list(tmp_path.rglob("pipeline.html"))) == 1
 
 
-def test_layers_of_an_mlp_dealt_to_ranks(tmp_path: Path) -> None:
-    result = train("parallel=pipeline", "model=mlp", "data=synthetic", cwd=tmp_path).check()
-    assert "1 pipeline of 2 ranks, schedule 1f1b" in result.stderr + result.stdout
+def test_layers_of_an_mlp_dealt_to_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    said = train_on_pool(ranks, tmp_path, "parallel=pipeline", "model=mlp", "data=synthetic")
+    assert "1 pipeline of 2 ranks, schedule 1f1b" in said
 
 
-def test_layers_dealt_to_ranks_that_share_them(tmp_path: Path) -> None:
+def test_layers_dealt_to_ranks_that_share_them(ranks: RankPool, tmp_path: Path) -> None:
     overrides = ["parallel=pipeline", "parallel.tensor.size=2", "parallel.tensor.loss_parallel=true"]
-    result = train(*overrides, "trainer.devices=4", cwd=tmp_path).check()
-    said = result.stderr + result.stdout
+    said = train_on_pool(ranks, tmp_path, *overrides, world_size=4)
     assert "in each stage tensor parallel over 2 ranks, plan gpt" in said
     assert "stage 1 on rank 2, 3" in said
-    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+    assert "Sample" in said, "the model is whole again on rank 0"
 
 
-def test_layers_shared_by_the_ranks_of_a_host(tmp_path: Path) -> None:
-    result = train("parallel=tensor", "parallel.tensor.loss_parallel=true", "data=sharded", cwd=tmp_path).check()
-    said = result.stderr + result.stdout
+def test_layers_shared_by_the_ranks_of_a_host(ranks: RankPool, tmp_path: Path) -> None:
+    said = train_on_pool(ranks, tmp_path, "parallel=tensor", "parallel.tensor.loss_parallel=true", "data=sharded")
     assert "tensor parallel over 2 ranks, plan gpt" in said
     assert "all read the same data" in said
-    assert re.search(r"ranks\s*│\s*2 ", result.stdout)
-    assert "Sample" in result.stdout, "the model is whole again on rank 0"
+    assert "Sample" in said, "the model is whole again on rank 0"
 
 
-def test_text_of_ones_own(tmp_path: Path) -> None:
+def test_text_of_ones_own(ranks: RankPool, tmp_path: Path) -> None:
     texts = tmp_path / "my texts"
     texts.mkdir()
     (texts / "a.txt").write_bytes(b"hello world, " * 300)
     (texts / "b.txt").write_bytes(b"again and again; " * 300)
-    train("checkpoint=off", f"data.path='{texts}'", cwd=tmp_path).check()
+    train_on_pool(ranks, tmp_path, "checkpoint=off", f"data.path='{texts}'")
 
 
+@pytest.mark.sweep  # any script under torchrun: tests/distributed/test_launching.py
 def test_under_torchrun(tmp_path: Path) -> None:
     argv = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}", TRAIN, *SHORT]
     result = run_script([*argv, "checkpoint=off"], cwd=tmp_path, deadline_s=DEADLINE_S).check()
     assert result.stdout.count("samples/s") == 1
 
 
+@pytest.mark.sweep  # tests/multihost/test_example.py has real hosts, test_launching.py the smallest script
 def test_two_nodes(tmp_path: Path) -> None:
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     argv = [TRAIN, *SHORT, "checkpoint=off", "trainer.devices=1", "trainer.num_nodes=2"]
@@ -131,25 +180,53 @@ def test_two_nodes(tmp_path: Path) -> None:
     assert [result.check().stdout.count("samples/s") for result in results] == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("model=gpt-huge", ["gpt-huge", "gpt-small", "gpt-tiny", "mlp"]),
-        pytest.param("sync=fast", ["fast", "bf16", "flat", "hierarchical"], marks=pytest.mark.sweep),
-        ("trainer.devicse=2", ["trainer.devicse is unknown", "devices"]),
-        pytest.param("sync.bucket_bytes=1", ["=1 bytes", "at least 1024 bytes"], marks=pytest.mark.sweep),
-        ("data.path=/nowhere", ["data.path=/nowhere is neither a file nor a folder"]),
-        ("ckpt_path=/nowhere.ckpt", ["ckpt_path=/nowhere.ckpt does not exist"]),
-        pytest.param("data.batch_size=1000000", ["the text has", "lower data.batch_size"], marks=pytest.mark.sweep),
-    ],
-)
-def test_a_mistake_is_named_before_any_process_starts(override: str, says: list[str], tmp_path: Path) -> None:
-    result = train(override, cwd=tmp_path)
+MISTAKES = {
+    "model=gpt-huge": ["gpt-huge", "gpt-small", "gpt-tiny", "mlp"],
+    "sync=fast": ["fast", "bf16", "flat", "hierarchical"],
+    "trainer.devicse=2": ["trainer.devicse is unknown", "devices"],
+    "sync.bucket_bytes=1": ["=1 bytes", "at least 1024 bytes"],
+    "data.path=/nowhere": ["data.path=/nowhere is neither a file nor a folder"],
+    "ckpt_path=/nowhere.ckpt": ["ckpt_path=/nowhere.ckpt does not exist"],
+    "data.batch_size=1000000": ["the text has", "lower data.batch_size"],
+}
+
+
+def run_here(context: RankContext, overrides: list[str], folder: Path) -> tuple[Any, str]:
+    """The script, run as a user runs it, but in a process that has imported torch; its exit status and what it said."""
+    os.environ.clear()
+    os.environ.update(clean_environment())
+    os.chdir(folder)
+    sys.argv = [str(TRAIN), *overrides]
+    sys.path.insert(0, str(TRAIN.parent))
+    said = context.tmp_path / "printed"
+    status: Any = 0
+    with printing_into(said):
+        try:
+            runpy.run_path(str(TRAIN), run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+    text = said.read_text(encoding="utf-8")
+    return (1, text + status) if isinstance(status, str) else (status, text)
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_a_mistake_is_named_before_any_process_starts(ranks: RankPool, override: str, tmp_path: Path) -> None:
+    ((status, said),) = ranks.run(
+        run_here, world_size=1, args=([*SHORT, override], tmp_path), init_group=False, fresh=True
+    )
+    assert status == 1
+    assert "Traceback" not in said
+    assert "Initializing distributed" not in said
+    for text in MISTAKES[override]:
+        assert text in said
+
+
+def test_a_mistake_ends_the_process_without_a_traceback(tmp_path: Path) -> None:
+    result = train("data.path=/nowhere", cwd=tmp_path)
     assert result.returncode == 1
     assert "Traceback" not in result.output
     assert "Initializing distributed" not in result.output
-    for text in says:
-        assert text in result.stderr
+    assert MISTAKES["data.path=/nowhere"][0] in result.stderr
 
 
 def test_the_plain_script(tmp_path: Path) -> None:

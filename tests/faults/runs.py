@@ -6,7 +6,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,13 +17,15 @@ import torch.distributed as dist
 
 from lightning_dist.errors import HierDistError
 from tests.distributed.runs import opened
-from tests.support.faults import Fault, FaultPlan, end_stopped, strikes
+from tests.support.faults import Fault, FaultPlan, FaultPoint, end_stopped, strikes
 from tests.support.tasks import RankContext
 
+OPENING = "opening the gradients' groups"
 HOSTS = {"a": [0, 1], "b": [2, 3]}
 TIMEOUT_S = 2.5
 GRACE_S = TIMEOUT_S / 2  # in which ranks tell each other what they saw
-LOAD_S = 4.0  # what a busy machine may add
+LOAD_S = 12.0
+"""What a busy machine may add. Added to ours it is less than the 20 s that torch's own group and store would wait."""
 SYNC: dict[str, Any] = {"timeout_s": TIMEOUT_S, "chunk_bytes": 1 << 16}
 STEPS = 4
 CHUNKS = 5
@@ -66,11 +68,29 @@ def assert_closed(ending: Ending) -> None:
     assert ending.threads == (), ending
 
 
+def after_meeting(context: RankContext, point: FaultPoint) -> Callable[[str, str, int], None]:
+    """A fault point at which all ranks meet where they open the gradients' groups, before anybody is struck there.
+
+    A rank that is struck earlier may hold the store that others still connect to, who then can name no host.
+    """
+
+    def meet_and_reach(operation: str, group: str, rank: int) -> None:
+        if operation == OPENING:
+            (context.tmp_path / f"opening-{context.rank}").touch()
+            end = time.monotonic() + LOAD_S
+            others = [context.tmp_path / f"opening-{other}" for other in range(context.world_size)]
+            while not all(other.exists() for other in others) and time.monotonic() < end:
+                time.sleep(0.005)
+        point(operation, group, rank)
+
+    return meet_and_reach
+
+
 def sum_until_failure(
     context: RankContext, faults: Sequence[Fault], sync: dict[str, Any] | None = None, pace_s: float = 0.0
 ) -> Ending:
     """Sum a tensor a few times and check it; ``pace_s`` makes each step take a while."""
-    point = FaultPlan(faults).point(context.rank, context.tmp_path)
+    point = after_meeting(context, FaultPlan(faults).point(context.rank, context.tmp_path))
     lost = {fault.rank for fault in faults if fault.kind in ("kill", "stop")}
     survivors = [rank for rank in range(context.world_size) if rank not in lost]
     dist.init_process_group("gloo", init_method="env://", timeout=timedelta(seconds=20))

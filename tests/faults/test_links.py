@@ -55,7 +55,7 @@ def test_a_pulled_link_is_noticed_on_both_sides(
     signal = tmp_path / "ready"
     puller = pull_when_ready(cluster[cut], signal, back_after_s=None)
     endings: list[Ending] = pool.run(
-        sum_until_cut_off, args=(str(signal), 100_000, TIMEOUT_S), init_group=False, fresh=True, deadline_s=40
+        sum_until_cut_off, args=(str(signal), 100_000, TIMEOUT_S), init_group=False, fresh=True, deadline_s=60
     )
     puller.join()
     for ending in endings[:2]:  # beside the store
@@ -73,7 +73,7 @@ def test_a_link_that_comes_back_in_time_fails_nothing(
     pool = make_pool(cluster, HOSTS)
     signal = tmp_path / "ready"
     puller = pull_when_ready(cluster["b"], signal, back_after_s=1.0)
-    endings = pool.run(sum_until_cut_off, args=(str(signal), 30, 15.0), init_group=False, fresh=True, deadline_s=40)
+    endings = pool.run(sum_until_cut_off, args=(str(signal), 30, 15.0), init_group=False, fresh=True, deadline_s=60)
     puller.join()
     assert [ending.error for ending in endings] == [""] * 4
 
@@ -84,7 +84,7 @@ def test_a_lost_rank_is_named_across_real_hosts(
 ) -> None:
     pool = make_pool(make_cluster(2), HOSTS)
     fault = Fault(rank, kind, "all_reduce", "cross", nth=8)  # type: ignore[arg-type]
-    endings = pool.run(sum_until_failure, args=([fault],), init_group=False, may_die=[rank], deadline_s=40)
+    endings = pool.run(sum_until_failure, args=([fault],), init_group=False, may_die=[rank], deadline_s=60)
     assert isinstance(endings.pop(rank), Died)
     for ending in endings:
         assert_accused(ending, rank, "node0" if rank < 2 else "node1")

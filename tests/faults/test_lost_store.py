@@ -58,7 +58,7 @@ def test_connecting_to_a_lost_store_ends_in_time_and_names_who_holds_it(
 ) -> None:
     """The store itself would try for twice the 20 s of its own timeout; where its process is stopped, for ever."""
     (ending,) = ranks.run(
-        connect_to_lost_store, layout={"a": HOSTS["a"][:1]}, args=(number,), init_group=False, fresh=True, deadline_s=40
+        connect_to_lost_store, layout={"a": HOSTS["a"][:1]}, args=(number,), init_group=False, fresh=True, deadline_s=60
     )
     assert ending.error in ("PeerLostError", "CollectiveTimeoutError"), ending
     assert "does not answer: rank 0 (host a), which holds it" in ending.text, ending

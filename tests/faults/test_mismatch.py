@@ -24,7 +24,7 @@ N, F = 40_000, "float32"
 def test_other_sizes_and_types_are_refused(
     ranks: RankPool, sizes: list[int], dtypes: list[str], odd: list[int], sync: dict[str, object]
 ) -> None:
-    endings = ranks.run(sum_of, layout=HOSTS, args=(sizes, dtypes, sync), init_group=False, fresh=True, deadline_s=30)
+    endings = ranks.run(sum_of, layout=HOSTS, args=(sizes, dtypes, sync), init_group=False, fresh=True, deadline_s=60)
     for rank, ending in enumerate(endings):
         if rank in odd:
             assert ending.error == "CollectiveMismatchError"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -10,18 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner, strategy_for
 from tests.faults.fits import ending_of_fit
-from tests.faults.runs import HOSTS, LOAD_S
+from tests.faults.runs import HOSTS
 from tests.support.faults import InjectedError
 from tests.support.ranks import Died, RankPool
 from tests.support.tasks import RankContext
 
 TIMEOUT_S = 8.0
+PATIENT_S = 120.0
+"""Longer than a call may take: with it, ranks that are told of a failure only when their wait is over fail the test."""
 SAID = "the disk of this rank is full"
 
 
@@ -65,14 +65,15 @@ def train(context: RankContext, stage: int, phase: str, kind: str) -> dict[str, 
     """How this rank's fit ended."""
     case = StageCase(pipeline={"size": 4, "micro_batches": 4, "split": [1, 1, 1, 2]})
     module = Tripping(case, stage, phase, kind)
-    strategy = strategy_of(parallel={"mode": "pipeline", "pipeline": case.pipeline}, sync={"timeout_s": TIMEOUT_S})
+    timeout_s = PATIENT_S if kind == "raise" else TIMEOUT_S
+    strategy = strategy_of(parallel={"mode": "pipeline", "pipeline": case.pipeline}, sync={"timeout_s": timeout_s})
     trainer = trainer_on_pool(context, strategy, limit_val_batches=0)
     return ending_of_fit(trainer, module)
 
 
 @pytest.mark.parametrize(("stage", "phase"), [(0, "backward"), (1, "forward"), (2, "backward"), (3, "forward")])
 def test_a_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: str) -> None:
-    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, "raise"), init_group=False, fresh=True, deadline_s=40)
+    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, "raise"), init_group=False, fresh=True, deadline_s=60)
     assert SAID in ended[stage]["text"], ended[stage]
     assert not ended[stage]["is_ours"], "the user's error is not ours"
     host = "a" if stage < 2 else "b"
@@ -82,12 +83,11 @@ def test_a_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: 
         assert f"rank {stage} (host {host})" in text
         assert f"the {phase} of micro-batch 2 in stage {stage}" in text
         assert SAID in text
-        assert ended[other]["after_s"] < TIMEOUT_S + LOAD_S
 
 
 @pytest.mark.parametrize(("stage", "phase", "kind"), [(3, "forward", "kill"), (1, "backward", "kill")])
 def test_a_stage_that_dies_is_named(ranks: RankPool, stage: int, phase: str, kind: str) -> None:
-    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, kind), init_group=False, may_die=[stage], deadline_s=40)
+    ended = ranks.run(train, layout=HOSTS, args=(stage, phase, kind), init_group=False, may_die=[stage], deadline_s=60)
     host = "a" if stage < 2 else "b"
     for other, ending in enumerate(ended):
         if other == stage:
@@ -103,27 +103,17 @@ def train_sharded(context: RankContext, stage: int, phase: str) -> dict[str, Any
     module = Tripping(case, 2 * stage, phase, "raise" if context.rank == stage else "never")
     parallel = {"mode": "zero2", "pipeline": case.pipeline}
     trainer = trainer_on_pool(
-        context, strategy_of(parallel=parallel, sync={"timeout_s": TIMEOUT_S}), limit_val_batches=0
+        context, strategy_of(parallel=parallel, sync={"timeout_s": PATIENT_S}), limit_val_batches=0
     )
-    start_s = time.monotonic()
-    try:
-        trainer.fit(module)
-    except Exception as error:
-        return {"text": f"{type(error).__name__}: {error}", "after_s": time.monotonic() - start_s}
-    finally:
-        with contextlib.suppress(RuntimeError):
-            if dist.is_initialized():
-                dist.destroy_process_group()
-    return {"text": "", "after_s": 0.0}
+    return ending_of_fit(trainer, module)
 
 
 @pytest.mark.parametrize(("stage", "phase"), [(0, "backward"), (1, "forward")])
 def test_a_sharded_stage_that_raises_ends_all_ranks(ranks: RankPool, stage: int, phase: str) -> None:
     """The ranks of its own pipeline wait for its messages, those of the other one for its shards."""
-    ended = ranks.run(train_sharded, layout=HOSTS, args=(stage, phase), init_group=False, fresh=True, deadline_s=40)
+    ended = ranks.run(train_sharded, layout=HOSTS, args=(stage, phase), init_group=False, fresh=True, deadline_s=60)
     for ending in ended:
         assert SAID in ending["text"], ended
-        assert ending["after_s"] < TIMEOUT_S + LOAD_S
 
 
 # -- no deadlock ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ neither the repository nor its editable install.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -18,9 +19,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = [
-    f"{path.parent.name}={path.stem}" for path in sorted((ROOT / "conf").rglob("*.yaml")) if path.parent.name != "conf"
+GROUPS = [
+    [f"{folder.name}={path.stem}" for path in sorted(folder.glob("*.yaml"))]
+    for folder in sorted((ROOT / "conf").iterdir())
+    if folder.is_dir() and list(folder.glob("*.yaml"))
 ]
+OPTIONS = [[option for option in row if option] for row in itertools.zip_longest(*GROUPS)]
+"""Rows with at most one option of each group; each option is in one of them."""
 
 APP = """
 import hydra
@@ -58,23 +63,23 @@ hydra:
 mine: 1
 """
 
-# Composes each option twice: under the package's own root config, and in an application that has only the search path.
+# Composes each row of options twice: under the package's root config, and in an app that has only the search path.
 COMPOSE = """
 import json, sys
 import lightning_dist
 from hydra import compose, initialize_config_dir, initialize_config_module
 from omegaconf import OmegaConf
 
-app, options = json.loads(sys.argv[1])
+app, rows = json.loads(sys.argv[1])
 done = []
 with initialize_config_dir(app, version_base="1.3"):
-    for option in options:
-        OmegaConf.to_container(compose("app", overrides=[option]), resolve=True)
-        done.append(f"app {option}")
+    for row in rows:
+        OmegaConf.to_container(compose("app", overrides=row), resolve=True)
+        done.append(["app", *row])
 with initialize_config_module("lightning_dist.conf", version_base="1.3"):
-    for option in options:
-        OmegaConf.to_container(compose("train", overrides=[option]), resolve=True)
-        done.append(f"train {option}")
+    for row in rows:
+        OmegaConf.to_container(compose("train", overrides=row), resolve=True)
+        done.append(["train", *row])
 print(json.dumps({"file": lightning_dist.__file__, "done": done}))
 """
 
@@ -148,7 +153,7 @@ def test_every_option_of_every_group_composes_from_the_wheel(python: Path, app: 
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout.splitlines()[-1])
     assert Path(report["file"]).is_relative_to(python.parents[1])
-    assert report["done"] == [f"{config} {option}" for config in ("app", "train") for option in OPTIONS]
+    assert report["done"] == [[config, *row] for config in ("app", "train") for row in OPTIONS]
 
 
 def test_application_reaches_the_groups_by_its_search_path(python: Path, app: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from tests.support.leaks import Exempt
-from tests.support.processes import REPO_ROOT, clean_environment, kill_all
+from tests.support.processes import REPO_ROOT, clean_environment, kill_all, pid_lives
 
 PRELOADED = (
     "torch",
@@ -37,6 +37,7 @@ PRELOADED = (
 )
 START_DEADLINE_S = 90.0
 STACKS_DEADLINE_S = 2.0
+BEFORE_BYTES = 2000
 
 
 @dataclass(eq=False)
@@ -62,10 +63,14 @@ class RankProcess:
     output_start: int = 0
 
     def printed(self) -> str:
-        """What it printed during the present call."""
+        """What it printed during the present call; or the end of what it printed before, if it died before."""
         with open(self.output, errors="replace") as file:
             file.seek(self.output_start)
-            return file.read()
+            printed = file.read()
+            if not printed and self.output_start and not pid_lives(self.pid):
+                file.seek(max(0, self.output_start - BEFORE_BYTES))
+                return f"nothing in this call; before it:\n{file.read()}"
+            return printed
 
     def dump_stacks(self) -> str:
         """Where each of its threads is; also of a stopped process, which runs on for that."""

@@ -68,7 +68,7 @@ def _fork(control: socket.socket, descriptor: int, request: dict[str, Any]) -> i
         stacks = open(request["stacks"], "w")  # noqa: SIM115 - open for life, the handler writes to it
         work(Connection(descriptor), stacks)
     except BaseException:
-        traceback.print_exc()
+        os.write(2, traceback.format_exc().encode())  # whatever has become of sys.stderr
         os._exit(70)
     os._exit(0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,14 +34,16 @@ PRESETS: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def hydra() -> Iterator[None]:
     config_store.register()
     with initialize_config_module("lightning_dist.conf", version_base="1.3"):
         yield
 
 
+@functools.cache
 def _run(*overrides: str) -> run_config.RunConfig:
+    """What is composed; a fifth of a second, hence once for each."""
     return config_store.to_run_config(compose("train", overrides=list(overrides)))
 
 

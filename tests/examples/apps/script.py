@@ -11,12 +11,13 @@ mode, folder = sys.argv[1], Path(sys.argv[2])
 rank = int(os.environ.get("LOCAL_RANK", "0"))
 (folder / f"pid{rank}").write_text(str(os.getpid()))
 
-if mode == "two-trainers":
+if mode == "three-trainers":
     for number in range(2):
         trained = trainer()
         trained.fit(Tiny(), loader())
         (folder / str(number)).mkdir(exist_ok=True)
         write_down(folder / str(number), trained)
+    trainer(devices=3).fit(Tiny(), loader())
 elif mode == "fail-rank-1":
     trainer(max_steps=20).fit(Tiny(fail_on_rank=1), loader())
 elif mode == "fail-rank-0":
@@ -55,8 +56,5 @@ elif mode == "stuck-main":
             time.sleep(60)
 
     trained.fit(Stuck(), loader())
-elif mode == "three-devices":
-    trainer().fit(Tiny(), loader())
-    trainer(devices=3).fit(Tiny(), loader())
 else:
     raise SystemExit(f"unknown mode {mode}")

@@ -18,6 +18,7 @@ from lightning_dist.config import RecomputeConfig
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.recompute import Recomputation
 from tests.support.ranks import RankContext, RankPool
+from tests.support.sweeps import sampled
 from tests.unit.parallel.recomputed import (
     BUDGET,
     FULL,
@@ -119,8 +120,21 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @tracing
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("block", [Compilable, Breaking, InPlace])
-@pytest.mark.parametrize(("how", "options"), COMPILED)
+@pytest.mark.parametrize(
+    ("how", "options", "block"),
+    sampled(
+        {
+            f"{case.id}-{block.__name__}": (*case.values, block)
+            for case in COMPILED
+            for block in (Compilable, Breaking, InPlace)
+        },
+        [
+            *(f"{case.id}-Compilable" for case in COMPILED),
+            *("wrapped-full-Breaking", "in_place-budget-Breaking", "as_a_whole-selective-Breaking"),
+            *("wrapped-budget-InPlace", "in_place-selective-InPlace", "as_a_whole-full-InPlace"),
+        ],
+    ),
+)
 def test_compiled_blocks_give_the_same(
     how: Callable[[Net], nn.Module], options: RecomputeConfig, block: type[nn.Module]
 ) -> None:

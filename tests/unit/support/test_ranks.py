@@ -143,9 +143,9 @@ def test_a_hang_ends_by_the_deadline_with_stacks_and_the_pool_goes_on(ranks: Ran
     ranks.run(reset_signals, world_size=2)
     before = ranks.run(own_pid, world_size=2)
     started_s = time.monotonic()
-    with pytest.raises(RanksFailed, match="no answer within 1 s") as caught:
-        ranks.run(hang_on_rank_0, world_size=2, deadline_s=1.0)
-    assert time.monotonic() - started_s < 30  # a hang, not a duration: far from LONG_S
+    with pytest.raises(RanksFailed, match="no answer within 4 s") as caught:
+        ranks.run(hang_on_rank_0, world_size=2, deadline_s=4.0)  # until then they have met, on a busy machine too
+    assert time.monotonic() - started_s < 60  # a hang, not a duration: far from LONG_S
     assert "in hang_on_rank_0" in caught.value.of_rank(0).details
     assert "barrier" in caught.value.of_rank(1).details
     assert "about to wait" in caught.value.of_rank(0).output
@@ -183,7 +183,7 @@ def test_a_rank_may_die_if_the_call_says_so(ranks: RankPool) -> None:
 
 def test_a_stopped_rank_ends_by_the_deadline(ranks: RankPool) -> None:
     with pytest.raises(RanksFailed, match="it was stopped") as caught:
-        ranks.run(stop_on_rank_1, world_size=2, deadline_s=1.0)
+        ranks.run(stop_on_rank_1, world_size=2, deadline_s=4.0)
     assert "in stop_on_rank_1" in caught.value.of_rank(1).details
 
 
