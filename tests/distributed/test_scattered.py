@@ -34,7 +34,6 @@ def open_scatter(run: build.RunContext, **arguments: Any) -> HierarchicalScatter
         run.cluster,
         collectives=run.collectives,
         device=run.device,
-        rank=run.rank,
         store=run.own_store("shards"),
         timeout_s=20.0,
         **{"chunk_bytes": 1024, **arguments},
