@@ -32,6 +32,7 @@ from tests.support.ranks import RankPool
 PEERS = ("lightning_ddp", "hierdist", "fsdp2_hybrid")
 ZERO2 = ("fsdp2_zero2", "hierdist_zero2", "hierdist_zero1", "deepspeed_zero2", "deepspeed_zero1")
 ZERO3 = ("fsdp2_zero3", "hierdist_zero3", "hierdist_zero3_host", "hierdist_hsdp", "fsdp2_hybrid", "deepspeed_zero3")
+HYBRID = ("hierdist_hsdp", "fsdp2_hybrid", "fsdp2_hybrid_by_rank")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Scenario:
         cluster: Notation of the placement, e.g. ``2x2:cyclic``.
         rate_mbit: Rate of each host's link, in Mbit/s; ``None``: unshaped.
         arms: What is compared; ratios are of the first.
-        load: Batch, pretended compute and number of steps.
+        load: Batch, pretended compute, accumulation and number of steps.
     """
 
     cluster: str
@@ -64,6 +65,8 @@ SCENARIOS: dict[str, Scenario] = {
     "zero3:2x2": Scenario("2x2", 200, ZERO3),
     "zero3:2x2:cyclic": Scenario("2x2:cyclic", 200, ZERO3),
     "zero3:one-host": Scenario("2", None, ZERO3, Load(warmup=3, steps=10)),
+    "hsdp:2x2:accumulated": Scenario("2x2", 200, HYBRID, Load(accumulation=4)),
+    "hsdp:2x2:cyclic:accumulated": Scenario("2x2:cyclic", 200, HYBRID, Load(accumulation=4)),
     "one-host": Scenario("2", None, PEERS, Load(warmup=3, steps=15)),
     "2x2:unshaped": Scenario("2x2", None, PEERS, Load(warmup=3, steps=10)),
     "overlap:equal": Scenario(
