@@ -15,14 +15,14 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.arms import Load, Measured, run_arm
+from benchmarks.arms import ARMS, Load, Measured, run_arm
 from benchmarks.record import RESULTS, commit, today
 from benchmarks.workload import gradient_bytes, make_model
 from lightning_dist.topology import Cluster
@@ -76,6 +76,12 @@ SCENARIOS: dict[str, Scenario] = {
         "2x2", 200, ("hierdist", "lightning_ddp", "compute_alone", "communication_alone"), Load(compute_s=7.0)
     ),
 }
+
+
+def with_arms(scenario: Scenario, arms: Sequence[str] | None) -> Scenario:
+    """The scenario with the first of its arms and those asked for, or as it is if none are."""
+    base = scenario.arms[0]
+    return scenario if not arms else replace(scenario, arms=(base, *(arm for arm in arms if arm != base)))
 
 
 def run_scenario(scenario: Scenario, pairs: int, console: Console) -> dict[str, Any]:
@@ -156,6 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", nargs="+", choices=list(SCENARIOS), default=["2x2"])
     parser.add_argument("--all", action="store_true", help="every scenario")
+    parser.add_argument(
+        "--arms", nargs="+", choices=list(ARMS), help="these arms only; the scenario's first always runs"
+    )
     parser.add_argument("--pairs", type=int, default=5, help="rounds of all arms")
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-step-time.json")
     arguments = parser.parse_args(argv)
@@ -163,9 +172,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = arguments.output or RESULTS / f"{today()}-step-time.json"
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     for name in SCENARIOS if arguments.all else arguments.scenario:
-        result = run_scenario(SCENARIOS[name], arguments.pairs, console)
+        scenario = with_arms(SCENARIOS[name], arguments.arms)
+        result = run_scenario(scenario, arguments.pairs, console)
         show({name: result}, console)
-        result["command"] = f"python -m benchmarks.step_time --scenario {name} --pairs {arguments.pairs}"
+        chosen = f" --arms {' '.join(arguments.arms)}" if arguments.arms else ""
+        result["command"] = f"python -m benchmarks.step_time --scenario {name} --pairs {arguments.pairs}{chosen}"
         result["commit"] = commit()
         result["date"] = today()
         document["results"][name] = result
