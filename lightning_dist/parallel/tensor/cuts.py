@@ -16,7 +16,7 @@ def cut_dims(model: nn.Module, *, size: int, plan: str | Mapping[str, str] = "au
     """Parameter name -> dim that tensor parallelism cuts; parameters that are whole on each rank are not in it.
 
     Args:
-        model: On any device, ``meta`` included.
+        model: On any device but ``meta``, where no plan can be checked.
         size: Ranks that share each layer.
         plan: As :func:`~lightning_dist.parallel.tensor.model.parallelize` takes it.
 
