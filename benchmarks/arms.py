@@ -31,12 +31,14 @@ class Load:
         compute_s: Seconds of pretended compute a step.
         warmup: Steps not counted.
         steps: Steps counted.
+        accumulation: Batches an optimizer step.
     """
 
     batch: int = 4
     compute_s: float = 0.0
     warmup: int = 1
     steps: int = 1
+    accumulation: int = 1
 
 
 @dataclass
@@ -86,18 +88,26 @@ def sent_bytes() -> int:
 
 
 class _ClockCallback(pl.Callback):
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self, clock: _Clock, accumulation: int) -> None:
         self._clock = clock
+        self._accumulation = accumulation
 
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._clock.mark()
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % self._accumulation == 0:
+            self._clock.mark()
 
 
 def _lightning(context: RankContext, load: Load, strategy: Any) -> Measured:
     clock = _Clock(load)
     count = load.warmup + load.steps
-    trainer = trainer_on_pool(context, strategy, max_steps=count, callbacks=[_ClockCallback(clock)])
-    trainer.fit(Module(load.compute_s), make_loader(load.batch, count))
+    trainer = trainer_on_pool(
+        context,
+        strategy,
+        max_steps=count,
+        accumulate_grad_batches=load.accumulation,
+        callbacks=[_ClockCallback(clock, load.accumulation)],
+    )
+    trainer.fit(Module(load.compute_s), make_loader(load.batch, count * load.accumulation))
     return clock.measured()
 
 
@@ -133,11 +143,14 @@ def _loop(load: Load, model: torch.nn.Module, prepare: Callable[[], None] | None
     """A bare training loop."""
     clock = _Clock(load)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for batch in make_loader(load.batch, load.warmup + load.steps):
+    count = load.warmup + load.steps
+    batches = iter(make_loader(load.batch, count * load.accumulation))
+    for _ in range(count):
         if prepare is not None:
             prepare()
         optimizer.zero_grad()
-        model(batch).pow(2).mean().backward()
+        for batch in itertools.islice(batches, load.accumulation):
+            (model(batch).pow(2).mean() / load.accumulation).backward()
         optimizer.step()
         clock.mark()
     return clock.measured()
@@ -152,8 +165,16 @@ def ddp_fp16(context: RankContext, load: Load) -> Measured:
 
 def fsdp2_hybrid(context: RankContext, load: Load) -> Measured:
     """FSDP2's hybrid shard on a mesh that knows the hosts, in a bare loop."""
-    hosts = list(context.placement.as_dict().values())
-    mesh = DeviceMesh("cpu", torch.tensor(hosts), mesh_dim_names=("replicate", "shard"))
+    return _fsdp2_hybrid(load, torch.tensor(list(context.placement.as_dict().values())))
+
+
+def fsdp2_hybrid_by_rank(context: RankContext, load: Load) -> Measured:
+    """FSDP2's hybrid shard on the mesh that ``init_device_mesh`` makes, which goes by the ranks' numbers."""
+    return _fsdp2_hybrid(load, torch.arange(context.world_size).view(len(context.placement.as_dict()), -1))
+
+
+def _fsdp2_hybrid(load: Load, ranks: torch.Tensor) -> Measured:
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("replicate", "shard"))
     model = make_model(load.compute_s)
     for block in model:
         fully_shard(block, mesh=mesh)
@@ -243,6 +264,7 @@ ARMS: dict[str, Callable[[RankContext, Load], Measured]] = {
     "hierdist_sockets": hierdist_sockets,
     "ddp_fp16": ddp_fp16,
     "fsdp2_hybrid": fsdp2_hybrid,
+    "fsdp2_hybrid_by_rank": fsdp2_hybrid_by_rank,
     "fsdp2_zero2": fsdp2_zero2,
     "fsdp2_zero3": fsdp2_zero3,
     "hierdist_zero1": _sharded("zero1"),

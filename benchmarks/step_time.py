@@ -15,14 +15,14 @@ import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.arms import Load, Measured, run_arm
+from benchmarks.arms import ARMS, Load, Measured, run_arm
 from benchmarks.record import RESULTS, commit, today
 from benchmarks.workload import gradient_bytes, make_model
 from lightning_dist.topology import Cluster
@@ -32,6 +32,7 @@ from tests.support.ranks import RankPool
 PEERS = ("lightning_ddp", "hierdist", "fsdp2_hybrid")
 ZERO2 = ("fsdp2_zero2", "hierdist_zero2", "hierdist_zero1", "deepspeed_zero2", "deepspeed_zero1")
 ZERO3 = ("fsdp2_zero3", "hierdist_zero3", "hierdist_zero3_host", "hierdist_hsdp", "fsdp2_hybrid", "deepspeed_zero3")
+HYBRID = ("hierdist_hsdp", "fsdp2_hybrid", "fsdp2_hybrid_by_rank")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Scenario:
         cluster: Notation of the placement, e.g. ``2x2:cyclic``.
         rate_mbit: Rate of each host's link, in Mbit/s; ``None``: unshaped.
         arms: What is compared; ratios are of the first.
-        load: Batch, pretended compute and number of steps.
+        load: Batch, pretended compute, accumulation and number of steps.
     """
 
     cluster: str
@@ -64,6 +65,8 @@ SCENARIOS: dict[str, Scenario] = {
     "zero3:2x2": Scenario("2x2", 200, ZERO3),
     "zero3:2x2:cyclic": Scenario("2x2:cyclic", 200, ZERO3),
     "zero3:one-host": Scenario("2", None, ZERO3, Load(warmup=3, steps=10)),
+    "hsdp:2x2:accumulated": Scenario("2x2", 200, HYBRID, Load(accumulation=4)),
+    "hsdp:2x2:cyclic:accumulated": Scenario("2x2:cyclic", 200, HYBRID, Load(accumulation=4)),
     "one-host": Scenario("2", None, PEERS, Load(warmup=3, steps=15)),
     "2x2:unshaped": Scenario("2x2", None, PEERS, Load(warmup=3, steps=10)),
     "overlap:equal": Scenario(
@@ -73,6 +76,12 @@ SCENARIOS: dict[str, Scenario] = {
         "2x2", 200, ("hierdist", "lightning_ddp", "compute_alone", "communication_alone"), Load(compute_s=7.0)
     ),
 }
+
+
+def with_arms(scenario: Scenario, arms: Sequence[str] | None) -> Scenario:
+    """The scenario with the first of its arms and those asked for, or as it is if none are."""
+    base = scenario.arms[0]
+    return scenario if not arms else replace(scenario, arms=(base, *(arm for arm in arms if arm != base)))
 
 
 def run_scenario(scenario: Scenario, pairs: int, console: Console) -> dict[str, Any]:
@@ -153,6 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", nargs="+", choices=list(SCENARIOS), default=["2x2"])
     parser.add_argument("--all", action="store_true", help="every scenario")
+    parser.add_argument(
+        "--arms", nargs="+", choices=list(ARMS), help="these arms only; the scenario's first always runs"
+    )
     parser.add_argument("--pairs", type=int, default=5, help="rounds of all arms")
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-step-time.json")
     arguments = parser.parse_args(argv)
@@ -160,9 +172,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = arguments.output or RESULTS / f"{today()}-step-time.json"
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     for name in SCENARIOS if arguments.all else arguments.scenario:
-        result = run_scenario(SCENARIOS[name], arguments.pairs, console)
+        scenario = with_arms(SCENARIOS[name], arguments.arms)
+        result = run_scenario(scenario, arguments.pairs, console)
         show({name: result}, console)
-        result["command"] = f"python -m benchmarks.step_time --scenario {name} --pairs {arguments.pairs}"
+        chosen = f" --arms {' '.join(arguments.arms)}" if arguments.arms else ""
+        result["command"] = f"python -m benchmarks.step_time --scenario {name} --pairs {arguments.pairs}{chosen}"
         result["commit"] = commit()
         result["date"] = today()
         document["results"][name] = result

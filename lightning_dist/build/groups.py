@@ -43,12 +43,12 @@ class GroupMaker:
             self._cluster,
             collectives=run.collectives,
             device=run.device,
-            rank=run.rank,
             store=run.own_store(purpose),
             timeout_s=self._sync.timeout_s,
             chunk_bytes=self._sync.chunk_bytes,
             parts=parts,
             codec=self._codec,
+            shares_memory=self._sync.shared_memory == "auto",
         )
 
     def all_reduce(self, parts: Sequence[Sequence[int]]) -> HierarchicalAllReduce:

@@ -15,8 +15,8 @@ from lightning_dist.comm.group_legs import AllReduceLeg, EncodedLeg, ProcessGrou
 from lightning_dist.comm.groups import make_leg_group
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.host_leg import SharedMemoryLeg
+from lightning_dist.comm.host_memory import holds_on_all_ranks, open_memory_of
 from lightning_dist.comm.legs import Leg
-from lightning_dist.comm.shared_memory import open_host_memory
 from lightning_dist.comm.signatures import SignatureCheck
 from lightning_dist.config import SyncConfig
 from lightning_dist.topology import Cluster, Hierarchy, Tier, hierarchy_of
@@ -142,7 +142,8 @@ def _open_inner_leg(plan: LegPlan, level: int, is_last_sum: bool, opening: _Open
         assert members is not None, "every rank is in the leg of its host"
         if len(members) > 1:
             shared = _open_shared_leg(plan, members, is_last_sum, opening)
-        if _all_ranks(shared is not None or len(members) == 1, "memory", opening):
+        keys = dist.PrefixStore(f"hierdist/{opening.purpose}/memory/", opening.store)
+        if holds_on_all_ranks(shared is not None or len(members) == 1, collectives=opening.collectives, store=keys):
             return shared or _lonely_leg(plan, level, is_last_sum, opening)
     # Some host's ranks do not share memory: the groups are made on every rank, and used where they are needed.
     label = "" if plan.tier is Tier.HOST else f"{plan.tier.value}_"
@@ -177,31 +178,18 @@ def _process_group_leg(
     )
 
 
-def _all_ranks(holds: bool, what: str, opening: _Opening) -> bool:
-    """Whether something holds on every rank; all ranks call it."""
-    store = dist.PrefixStore(f"hierdist/{opening.purpose}/{what}/", opening.store)
-    world_size = len(opening.collectives.host_of_rank)
-    keys = [str(rank) for rank in range(world_size)]
-    store.set(str(opening.rank), "yes" if holds else "no")
-    store.wait(keys, opening.collectives.deadline)
-    return all(value == b"yes" for value in store.multi_get(keys))
-
-
 def _open_shared_leg(
     plan: LegPlan, members: tuple[int, ...], is_last_sum: bool, opening: _Opening
 ) -> SharedMemoryLeg | None:
     collectives = opening.collectives
     slots = opening.config.max_in_flight + _SLOTS_BESIDE_NETWORK
-    memory = open_host_memory(
-        dist.PrefixStore(f"hierdist/{opening.purpose}/host/{members[0]}/", opening.store),
-        members=members,
-        index=members.index(opening.rank),
+    memory = open_memory_of(
+        members,
+        collectives=collectives,
+        store=dist.PrefixStore(f"hierdist/{opening.purpose}/host/{members[0]}/", opening.store),
         window_bytes=slots * opening.slot_bytes,
         channels=SharedMemoryLeg.CHANNELS,
-        describe=lambda position: collectives.where(members[position]),
-        alarm=collectives.alarm,
         timeout_s=opening.config.timeout_s,
-        setup_timeout_s=opening.config.timeout_s,
     )
     if memory is None:
         return None

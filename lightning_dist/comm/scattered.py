@@ -8,7 +8,6 @@ twice that).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,17 +15,15 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from lightning_dist.comm.codecs import CastCodec
-from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.groups import destroy, make_leg_group
+from lightning_dist.comm.collectives import Collectives
+from lightning_dist.comm.groups import destroy
+from lightning_dist.comm.hop_lanes import HopLane, LaneOpening, open_hop_lanes
 from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
-from lightning_dist.comm.legs import keep_for_current_stream, sum_in_order
+from lightning_dist.comm.legs import keep_for_current_stream
 from lightning_dist.comm.segments import Segments
 from lightning_dist.comm.signatures import SignatureCheck, WatchedFuture, amount_of, tag_of
-from lightning_dist.topology import Cluster, Tier, hierarchy_of
-from lightning_dist.topology.routes import Hop, route_of
-
-_Move = Callable[[Segments], None]
-_HopMove = Callable[[Segments, Hop, RankGroup], None]
+from lightning_dist.errors import CollectiveError
+from lightning_dist.topology import Cluster
 
 
 class HierarchicalScatter:
@@ -38,7 +35,6 @@ class HierarchicalScatter:
         cluster: Who sits where.
         collectives: The seam.
         device: Where the tensors live.
-        rank: This process's global rank.
         store: Shared by all ranks, its keys used by nobody else.
         timeout_s: Deadline of each operation, in seconds.
         chunk_bytes: A rank's segments travel in chunks of at most this size together, in bytes.
@@ -46,6 +42,8 @@ class HierarchicalScatter:
             group, in their order, if not given.
         codec: What sums cross the top leg in, if that leg leaves the host; ``None`` sends values as they are. Gathered
             values always cross as they are.
+        shares_memory: Whether ranks of one host exchange through shared memory, on CPU and where a handshake shows
+            that they share it; over process groups else.
     """
 
     def __init__(
@@ -54,29 +52,33 @@ class HierarchicalScatter:
         *,
         collectives: Collectives,
         device: torch.device,
-        rank: int,
         store: dist.Store,
         timeout_s: float,
         chunk_bytes: int,
         parts: Sequence[Sequence[int]] | None = None,
         codec: CastCodec | None = None,
+        shares_memory: bool = True,
     ) -> None:
         self._device = device
         self._chunk_bytes = chunk_bytes
-        self._collectives = collectives
-        self._codec = codec
-        self._groups: list[RankGroup] = []
-        self._scatter_lanes: list[tuple[str, _Move]] = []
-        self._gather_lanes: list[tuple[str, _Move]] = []
-        for part in parts if parts is not None else [range(cluster.world_size)]:
-            scatter_lanes, gather_lanes = self._lanes_of(cluster, part, rank, timeout_s)
-            if rank in part:
-                self._members = tuple(part)
-                self._scatter_lanes, self._gather_lanes = scatter_lanes, gather_lanes
-        self._index = self._members.index(rank)
+        opening = LaneOpening(
+            cluster=cluster,
+            parts=parts if parts is not None else [range(cluster.world_size)],
+            collectives=collectives,
+            device=device,
+            store=store,
+            timeout_s=timeout_s,
+            chunk_bytes=chunk_bytes,
+            codec=codec,
+            shares_memory=shares_memory,
+        )
+        self._lanes = open_hop_lanes(opening)
+        self._groups = self._lanes.groups
+        self._members = self._lanes.members
+        self._index = self._members.index(collectives.rank)
         self._size = len(self._members)
-        self._scatter_pipeline = self._pipeline([name for name, _ in self._scatter_lanes])
-        self._gather_pipeline = self._pipeline([name for name, _ in self._gather_lanes])
+        self._scatter_pipeline = self._pipeline(self._lanes.scatter)
+        self._gather_pipeline = self._pipeline(self._lanes.gather)
         self._signatures = {
             kind: SignatureCheck(
                 dist.PrefixStore(f"{kind}/{self._members[0]}/", store),
@@ -96,30 +98,10 @@ class HierarchicalScatter:
         """Which shard is this rank's."""
         return self._index
 
-    def _lanes_of(
-        self, cluster: Cluster, part: Sequence[int], rank: int, timeout_s: float
-    ) -> tuple[list[tuple[str, _Move]], list[tuple[str, _Move]]]:
-        """Make the groups of one part, and for its members the lanes; every rank of the world calls it."""
-        inside = cluster.restricted_to(part)
-        hierarchy = hierarchy_of(inside)
-        hops = {h.leg: h for h in route_of(inside, part.index(rank), hierarchy).hops} if rank in part else {}
-        last = len(hierarchy.legs) - 1
-        top_sum = self._sum_encoded if self._codec is not None and hierarchy.top.tier is not Tier.HOST else self._sum
-
-        def lane(kind: str, number: int, move: _HopMove) -> tuple[str, _Move]:
-            leg = hierarchy.legs[number]
-            placed = dataclasses.replace(leg, groups=tuple(tuple(part[i] for i in group) for group in leg.groups))
-            name = f"{kind}_{leg.tier.value}"
-            group = make_leg_group(placed, rank=rank, label=name, timeout_s=timeout_s)
-            self._groups += [group] if group is not None else []
-            return name, self._bound(move, hops.get(number), group)
-
-        out, back = range(last), range(last - 1, -1, -1)
-        scatter = [lane("scatter_out", n, self._sum) for n in out] + [lane("scatter_top", last, top_sum)]
-        scatter += [lane("scatter_in", n, self._hand_in) for n in back]
-        gather = [lane("gather_out", n, self._hand_out) for n in out] + [lane("gather_top", last, self._spread)]
-        gather += [lane("gather_in", n, self._spread) for n in back]
-        return scatter, gather
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the group's ranks of this host exchange through memory that they share."""
+        return self._lanes.memory is not None
 
     def reduce_scatter(
         self,
@@ -133,8 +115,10 @@ class HierarchicalScatter:
         """Begin to sum ``tensor`` over the group and give each member its shard; all members call it, in one order.
 
         Args:
-            output: Any shape of n elements, contiguous; receives this rank's shard of the sum.
-            tensor: Group size x n elements of the same type; not changed.
+            output: Any shape of n elements, contiguous; receives this rank's shard of the sum. It shares no memory with
+                ``tensor``.
+            tensor: Group size x n elements of the same type; not changed, and not to be changed until the future is
+                done.
             name: What it is the gradient of, the same on all members; members that give different ones get an error.
             mean: Divide by the size of the group.
             then: Called once ``output`` is written, in the last lane (its thread, its stream), before the future is
@@ -154,23 +138,24 @@ class HierarchicalScatter:
 
         def start(piece: slice) -> Segments:
             keep_for_current_stream(rows)
-            chunk = rows[:, piece].contiguous()
+            chunk = rows[:, piece]
             if scale is not None and scale_first:
                 chunk = chunk * scale
-            return Segments(tuple(range(self._size)), chunk, {"chunk": piece.start // columns}, tag)
+            attributes = {"chunk": piece.start // columns}
+            return Segments(tuple(range(self._size)), chunk, attributes, tag, target[:, piece], (self._index,))
 
-        def finish(piece: slice, segments: Segments) -> None:
+        def finish(segments: Segments) -> None:
             keep_for_current_stream(segments.rows)
-            target[:, piece] = segments.rows
-            if scale is not None and not scale_first:
-                target[:, piece].mul_(scale)
+            segments.arrive()
+            if scale is not None and not scale_first and segments.goal is not None:
+                segments.goal.mul_(scale)
 
         def end() -> None:
             if then is not None:
                 then()
             future.set_result(output)
 
-        self._run(self._scatter_pipeline, self._scatter_lanes, rows.shape[1], columns, start, finish, end, future)
+        self._run(self._scatter_pipeline, self._lanes.scatter, rows.shape[1], columns, start, finish, end, future)
         return future
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, *, name: str = "") -> Future[torch.Tensor]:
@@ -194,119 +179,44 @@ class HierarchicalScatter:
 
         def start(piece: slice) -> Segments:
             keep_for_current_stream(row)
-            return Segments((self._index,), row[:, piece].contiguous(), {"chunk": piece.start // columns}, tag)
+            attributes = {"chunk": piece.start // columns}
+            everyone = tuple(range(self._size))
+            return Segments((self._index,), row[:, piece], attributes, tag, target[:, piece], everyone)
 
-        def finish(piece: slice, segments: Segments) -> None:
+        def finish(segments: Segments) -> None:
             keep_for_current_stream(segments.rows)
-            target[:, piece] = segments.rows
+            segments.arrive()
 
         def end() -> None:
             future.set_result(output)
 
-        self._run(self._gather_pipeline, self._gather_lanes, target.shape[1], columns, start, finish, end, future)
+        self._run(self._gather_pipeline, self._lanes.gather, target.shape[1], columns, start, finish, end, future)
         return future
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End lanes and groups. Safe to call twice."""
+        """End lanes, shared memory and groups. Safe to call twice."""
         self._scatter_pipeline.close(timeout_s)
         self._gather_pipeline.close(timeout_s)
+        if self._lanes.memory is not None:
+            self._lanes.memory.close()
         destroy(self._groups)
-        self._groups = []
+        self._groups = ()
 
-    # -- one hop ------------------------------------------------------------------------------------------------------
-
-    def _sum(self, segments: Segments, hop: Hop, group: RankGroup, own: torch.Tensor | None = None) -> None:
-        """Out: each member gets the segments it owns from all others, and sums."""
-        owned = hop.owned_by(hop.index)
-        own = segments.of(owned) if own is None else own
-        received = {m: torch.empty_like(own, dtype=segments.rows.dtype) for m in range(group.size) if m != hop.index}
-        sends = [(m, segments.of(hop.owned_by(m)).contiguous()) for m in range(group.size) if m != hop.index]
-        self._exchange(sends, list(received.items()), group, "reduce_scatter", segments)
-        terms = [own if m == hop.index else received[m] for m in range(group.size)]
-        total = torch.empty_like(own)
-        sum_in_order(terms, total, maximum=own.dtype is torch.bool)
-        segments.hold([(owned, total)])
-
-    def _sum_encoded(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
-        """:meth:`_sum`, what is sent being encoded; own values enter the sum as they are."""
-        codec = self._codec
-        if codec is None or not codec.applies_to(segments.rows.dtype):
-            self._sum(segments, hop, group)
-            return
-        exact = segments.of(hop.owned_by(hop.index))
-        encoded = torch.empty_like(segments.rows, dtype=codec.wire_dtype)
-        codec.encode(segments.rows, encoded)
-        segments.rows = encoded
-        self._sum(segments, hop, group, own=exact)
-
-    def _hand_in(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
-        """In, after a sum: each owner hands its segments to the members that lead to their destinations."""
-        self._hand(segments, group, hop.index, hop.handed_over)
-
-    def _hand_out(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
-        """Out, before a gather: the same backwards."""
-        self._hand(segments, group, hop.index, lambda giver, taker: hop.handed_over(taker, giver))
-
-    def _hand(
-        self, segments: Segments, group: RankGroup, index: int, handed: Callable[[int, int], tuple[int, ...]]
-    ) -> None:
-        others = [m for m in range(group.size) if m != index]
-        sends = [(m, segments.of(handed(index, m)).contiguous()) for m in others if handed(index, m)]
-        takes = {m: handed(m, index) for m in others if handed(m, index)}
-        columns = segments.rows.shape[1]
-        received = {m: segments.rows.new_empty(len(taken), columns) for m, taken in takes.items()}
-        self._exchange(sends, list(received.items()), group, "hand_over", segments)
-        kept = handed(index, index)
-        segments.hold([(kept, segments.of(kept))] + [(takes[m], received[m]) for m in takes])
-
-    def _spread(self, segments: Segments, hop: Hop, group: RankGroup) -> None:
-        """Each owner gives what it owns to all members."""
-        others = [m for m in range(group.size) if m != hop.index]
-        columns = segments.rows.shape[1]
-        received = {m: segments.rows.new_empty(len(hop.owned_by(m)), columns) for m in others}
-        sends = [(m, segments.rows) for m in others]
-        self._exchange(sends, list(received.items()), group, "all_gather", segments)
-        segments.hold(
-            [(segments.destinations, segments.rows)] + [(hop.owned_by(m), rows) for m, rows in received.items()]
-        )
-
-    def _exchange(
-        self,
-        sends: Sequence[tuple[int, torch.Tensor]],
-        receives: Sequence[tuple[int, torch.Tensor]],
-        group: RankGroup,
-        operation: str,
-        segments: Segments,
-    ) -> None:
-        as_bytes = segments.rows.dtype is torch.bool
-
-        def raw(pairs: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[int, torch.Tensor]]:
-            return [(m, t.view(torch.uint8) if as_bytes else t) for m, t in pairs]
-
-        self._collectives.start_exchange(raw(sends), raw(receives), group, operation, segments.tag).wait(
-            **segments.attributes
-        )
-
-    def _bound(self, move: _HopMove, hop: Hop | None, group: RankGroup | None) -> _Move:
-        """The move of one lane; a rank that takes no part in a leg, or is alone in it, lets segments pass."""
-
-        def run(segments: Segments) -> None:
-            keep_for_current_stream(segments.rows)
-            if hop is not None and group is not None:
-                move(segments, hop, group)
-
-        return run
+    def _abort(self, reason: str) -> None:
+        """Free whoever waits in shared memory, here and at the peers."""
+        if self._lanes.memory is not None:
+            self._lanes.memory.abort(reason)
 
     # -- chunks -------------------------------------------------------------------------------------------------------
 
     def _run(
         self,
         pipeline: Pipeline,
-        lanes: Sequence[tuple[str, _Move]],
+        lanes: Sequence[HopLane],
         length: int,
         columns: int,
         start: Callable[[slice], Segments],
-        finish: Callable[[slice, Segments], None],
+        finish: Callable[[Segments], None],
         end: Callable[[], None],
         future: Future[torch.Tensor],
     ) -> None:
@@ -319,25 +229,25 @@ class HierarchicalScatter:
     def _submit(
         self,
         pipeline: Pipeline,
-        lanes: Sequence[tuple[str, _Move]],
+        lanes: Sequence[HopLane],
         piece: slice,
         start: Callable[[slice], Segments],
-        finish: Callable[[slice, Segments], None],
+        finish: Callable[[Segments], None],
         end: Callable[[], None] | None,
         future: Future[torch.Tensor],
     ) -> None:
         under_way: list[Segments] = []
 
-        def step_of(number: int, move: _Move) -> Step:
+        def step_of(number: int, lane: HopLane) -> Step:
             def step() -> None:
                 if number == 0:
                     under_way.append(start(piece))
-                move(under_way[0])
+                lane.run(under_way[0])
 
             return step
 
         def done() -> None:
-            finish(piece, under_way[0])
+            finish(under_way[0])
             if end is not None:
                 end()
 
@@ -345,7 +255,7 @@ class HierarchicalScatter:
             if end is not None:
                 future.set_exception(error)  # type: ignore[arg-type]  # annotated for any T, takes an exception
 
-        pipeline.submit([step_of(n, move) for n, (_, move) in enumerate(lanes)], done=done, failed=failed)
+        pipeline.submit([step_of(n, lane) for n, lane in enumerate(lanes)], done=done, failed=failed)
 
     def _agreed(self, operation: str, asked: str) -> Future[torch.Tensor]:
         """What an operation that all members ask for will give."""
@@ -354,7 +264,11 @@ class HierarchicalScatter:
         else:
             future = WatchedFuture()
         if self._size > 1:
-            look = self._signatures[operation].check(asked, operation=operation)
+            try:
+                look = self._signatures[operation].check(asked, operation=operation)
+            except CollectiveError as error:
+                self._abort(str(error))
+                raise
             if isinstance(future, WatchedFuture):
                 future.look = look
         return future
@@ -371,5 +285,8 @@ class HierarchicalScatter:
             )
         return whole.contiguous()
 
-    def _pipeline(self, names: Sequence[str]) -> Pipeline:
-        return StreamPipeline(names, self._device) if self._device.type == "cuda" else ThreadPipeline(names)
+    def _pipeline(self, lanes: Sequence[HopLane]) -> Pipeline:
+        names = [lane.name for lane in lanes]
+        if self._device.type == "cuda":
+            return StreamPipeline(names, self._device)
+        return ThreadPipeline(names, on_failure=lambda error: self._abort(str(error)))

@@ -14,32 +14,55 @@ class Segments:
 
     Attributes:
         destinations: Whose they are, ascending.
-        rows: [len(destinations), columns], contiguous.
+        rows: [len(destinations), columns], of any strides.
         attributes: What events should say.
-        tag: Only segments of one tag meet, where the backend looks at it (Gloo does).
+        tag: Only segments of one tag meet, where the way looks at it (Gloo and shared memory do).
+        goal: [len(final), columns]: where the rows of ``final`` are wanted in the end.
+        final: The destinations of ``goal``, ascending.
     """
 
     destinations: tuple[int, ...]
     rows: torch.Tensor
     attributes: dict[str, int]
     tag: int = 0
+    goal: torch.Tensor | None = None
+    final: tuple[int, ...] = ()
 
     def of(self, destinations: Sequence[int]) -> torch.Tensor:
-        """[len(destinations), columns]: a copy of some rows, or all of them as they are."""
+        """[len(destinations), columns]: some rows, as they lie where they lie evenly, else copied."""
         if tuple(destinations) == self.destinations:
             return self.rows
         place = {d: row for row, d in enumerate(self.destinations)}
-        if not destinations:
+        places = [place[d] for d in destinations]
+        if not places:
             return self.rows[:0]
-        return torch.stack([self.rows[place[d]] for d in destinations])  # an index list would synchronise on CUDA
+        step = places[1] - places[0] if len(places) > 1 else 1
+        if step > 0 and places == list(range(places[0], places[-1] + 1, step)):
+            return self.rows[places[0] : places[-1] + 1 : step]
+        return torch.stack([self.rows[row] for row in places])  # an index list would synchronise on CUDA
+
+    def room_for(self, destinations: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """[len(destinations), columns] to be written: the goal if it is for these and not what is read, else new."""
+        goal = self.goal
+        if goal is not None and tuple(destinations) == self.final and goal.dtype == dtype and self.rows is not goal:
+            return goal
+        return self.rows.new_empty(len(destinations), self.rows.shape[1], dtype=dtype)
 
     def hold(self, parts: Sequence[tuple[Sequence[int], torch.Tensor]]) -> None:
-        """Hold these rows from now on."""
+        """Hold these rows from now on: as they are if the first part has them all, else copied together."""
         order = sorted((d, part, row) for part, (owned, _) in enumerate(parts) for row, d in enumerate(owned))
-        self.destinations = tuple(d for d, _, _ in order)
-        if len(parts) == 1 and self.destinations == tuple(parts[0][0]):
-            self.rows = parts[0][1]
-        elif order:
-            self.rows = torch.stack([parts[part][1][row] for _, part, row in order])
+        destinations = tuple(d for d, _, _ in order)
+        if destinations == tuple(parts[0][0]):
+            rows = parts[0][1]
         else:
-            self.rows = self.rows[:0]
+            rows = self.room_for(destinations, parts[0][1].dtype)
+            for target, (_, part, row) in zip(rows, order, strict=True):
+                source = parts[part][1][row]
+                if source.data_ptr() != target.data_ptr():  # what is gathered may lie in its place already
+                    target.copy_(source)
+        self.destinations, self.rows = destinations, rows
+
+    def arrive(self) -> None:
+        """All rows have come: bring them to the goal, unless they were written there."""
+        if self.goal is not None and self.rows is not self.goal:
+            self.goal.copy_(self.rows)

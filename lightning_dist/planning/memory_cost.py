@@ -16,6 +16,8 @@ largest sum. How long each lives is read off FSDP2 (torch 2.13) and DistributedD
 - The step is not the first one: optimizer state exists, and DDP has built its buckets anew. The gradients of a step
   are dropped between forward and backward of the next one, as Lightning does; ``ddp`` keeps the buckets. Without
   synchronisation DDP accumulates beside its buckets also with ``gradient_as_bucket_view``.
+- ``tensor`` averages gradients where there are replicas: a bucket (taken to be a block's) is copied, and its mean is
+  written beside the gradients and copied into them when all are there.
 - Autocast keeps a 16-bit copy of every parameter of two dims and more from its forward to its backward. (It makes none
   of an embedding: these bytes are too many for a large one.)
 - Not counted: temporary values of a ``foreach`` optimizer (one state's worth), of autograd inside a block, of ``ddp``'s
@@ -146,7 +148,7 @@ def _rank_memory(
     root = combined(by_block.get(None, ()))
     step = _Step(root, tuple(combined(by_block.get(i, ())) for i in range(count)), setup, activations)
     rest = step.usage(gradients=step.all.reduced)
-    moments = step.ddp_moments() if setup.mode == "ddp" else step.sharded_moments()
+    moments = {"ddp": step.ddp_moments, "tensor": step.tensor_moments}.get(setup.mode, step.sharded_moments)()
     update = ("optimizer step", replace(rest, optimizer=rest.optimizer + step.all.largest_update))
     name, peak = max((update, *moments), key=lambda moment: moment[1].total)
     return RankMemory(rest, peak, name)
@@ -213,6 +215,38 @@ class _Step:
         if self.setup.gradient_as_bucket_view and self.setup.micro_batches > 1:
             return everything + self.root.gradient + self._before[unreduced].gradient
         return everything
+
+    def tensor_moments(self) -> Iterator[tuple[str, Usage]]:
+        """From the loss on: in forward less lives."""
+        blocks, kept = self.blocks, self.activations
+        yield (
+            "loss",
+            self.usage(
+                copies=self.all.cast,
+                gradients=self._unaveraged(len(blocks)),
+                activations=len(blocks) * kept.per_block + kept.outside + kept.loss,
+            ),
+        )
+        for i in reversed(range(len(blocks))):
+            yield (
+                f"backward of block {i}",
+                self.usage(
+                    copies=self._before[i + 1].cast,
+                    gradients=self._unaveraged(i),
+                    communication=self._averaging(i + 1),
+                    activations=(i + 1) * kept.per_block + kept.outside + kept.recomputed,
+                ),
+            )
+        yield ("averages", self.usage(gradients=self.all.gradient, communication=self._averaging(0)))
+
+    def _unaveraged(self, i: int) -> int:
+        """Gradients once backward has come to block i."""
+        return self.all.gradient if self.setup.micro_batches > 1 else self.root.gradient + self._from[i].gradient
+
+    def _averaging(self, i: int) -> int:
+        """Means of the root and of blocks from block i on, and copies that are still on their way to them."""
+        copies = [group.reducing for group in (*self.blocks[i:], self.root) if group.reducing]
+        return sum(copies) + sum(copies[: self.setup.reduction_buffers])
 
     def sharded_moments(self) -> Iterator[tuple[str, Usage]]:
         """The moments of a mode that FSDP2 carries out."""

@@ -38,7 +38,7 @@ class GroupBytes:
         gradient: Whole gradients, as autograd makes them.
         largest_gradient: The largest of them.
         accumulated: Whole gradients that are held over micro-batches.
-        reducing: The buffer gradients are reduced in, padding included; of ``ddp``, its buckets.
+        reducing: The buffer gradients are reduced in, padding included; of ``ddp`` and ``tensor``, their buckets.
         reduced: Gradients once they are reduced, padding included.
         optimizer: State of the optimizer; nothing is padded.
         largest_update: What the optimizer makes for a moment, of the parameter for which it is most.
@@ -92,7 +92,7 @@ def parameter_bytes(
         ConfigError: The parameter has no such dim as ``tp`` is to cut.
     """
     shape, stored = _tp_shape(parameter, setup.axes.tp, at.tp), setup.stored_bytes(parameter)
-    if setup.mode == "ddp" or not shape or stored != sharded_bytes:
+    if not setup.shards or not shape or stored != sharded_bytes:
         return _replicated(parameter, setup, math.prod(shape), stored)
     return _sharded(parameter, setup, shape, stored, at.dp_shard)
 
@@ -110,8 +110,9 @@ def _tp_shape(parameter: ParameterLike, tp: int, index: int) -> tuple[int, ...]:
 def _replicated(parameter: ParameterLike, setup: TrainingSetup, values: int, stored: int) -> GroupBytes:
     size = values * stored
     gradient = size if parameter.trainable else 0
-    if setup.mode != "ddp":
+    if setup.shards:
         return replace(_state_bytes(parameter, setup, size), kept=size, reduced=gradient)
+    averages = setup.mode == "ddp" or setup.axes.dp_replicate > 1
     return replace(
         _state_bytes(parameter, setup, size),
         kept=size,
@@ -119,7 +120,7 @@ def _replicated(parameter: ParameterLike, setup: TrainingSetup, values: int, sto
         gradient=gradient,
         largest_gradient=gradient,
         accumulated=gradient,
-        reducing=gradient,
+        reducing=gradient if averages else 0,
         reduced=gradient,
     )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from lightning_dist.errors import CombinationError, ConfigError, unknown_option
 from lightning_dist.topology.layout import Axes
 
-MODES = ("ddp", "zero1", "zero2", "zero3", "hsdp")
+MODES = ("ddp", "tensor", "zero1", "zero2", "zero3", "hsdp")
 PRECISIONS = ("32-true", "bf16-true", "bf16-mixed", "16-mixed")
 
 
@@ -76,10 +76,12 @@ class TrainingSetup:
     """How a model is trained, as far as memory depends on it.
 
     Attributes:
-        mode: ``ddp``, or what FSDP2 shards over ``axes.dp_shard``: ``zero1`` (parameters are gathered together before
-            forward and whole until backward, gradients are whole until the last micro-batch), ``zero2`` (the same, but
-            gradients are reduced after each micro-batch), ``zero3`` (parameters are whole in the block that computes)
-            and ``hsdp`` (``zero3`` over the ranks of a host, with ``axes.dp_replicate`` replicas).
+        mode: ``ddp``; ``tensor`` (parameters that ``axes.tp`` cuts, and gradients that ``axes.dp_replicate`` averages
+            bucket by bucket); or what FSDP2 shards over ``axes.dp_shard``: ``zero1`` (parameters are gathered together
+            before forward and whole until backward, gradients are whole until the last micro-batch), ``zero2`` (the
+            same, but gradients are reduced after each micro-batch), ``zero3`` (parameters are whole in the block that
+            computes) and ``hsdp`` (``zero3`` over the ranks of a host, with ``axes.dp_replicate`` replicas).
+            ``axes.tp`` cuts parameters in any of them.
         axes: Sizes of the parallel axes; ``pp`` is not looked at: the parameters are those of one stage.
         optimizer: What the optimizer keeps for each parameter; or parameter name -> that, where parameter groups
             differ: parameters not in it are in no optimizer.
@@ -93,7 +95,8 @@ class TrainingSetup:
             from forward to backward, usually the ranks of a host; ``None``: no second copy.
         prefetch: Of ``zero3`` and ``hsdp``: blocks gathered ahead of the one that computes.
         reduction_buffers: Flat buffers of gradients that blocks may hold at a time, that of the block being reduced
-            included; more of them overlap more. FSDP2 by itself has 1 (``set_reduce_scatter_max_input_buffers``).
+            included; more of them overlap more. Of ``tensor``, copies on their way to being summed. FSDP2 by itself
+            has 1 (``set_reduce_scatter_max_input_buffers``).
         micro_batches: Of one optimizer step.
         gradient_as_bucket_view: Of ``ddp``: gradients lie in the buckets.
         staging_bytes: Of the collectives' own buffers on a rank, such as windows in shared memory.
@@ -127,10 +130,15 @@ class TrainingSetup:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.staging_bytes < 0:
             raise ConfigError(f"staging_bytes must be at least 0, got {self.staging_bytes}")
-        if self.mode == "ddp":
-            self._check_ddp()
+        if not self.shards:
+            self._check_unsharded()
         if self.secondary_shards is not None:
             self._check_secondary_shards(self.secondary_shards)
+
+    @property
+    def shards(self) -> bool:
+        """Whether FSDP2 shards parameters."""
+        return self.mode not in ("ddp", "tensor")
 
     @property
     def keeps_whole(self) -> bool:
@@ -153,13 +161,16 @@ class TrainingSetup:
             return self.optimizer
         return self.optimizer.get(name, OptimizerStates(0))
 
-    def _check_ddp(self) -> None:
+    def _check_unsharded(self) -> None:
         if self.axes.dp_shard > 1:
             raise CombinationError(
-                f"ddp shards nothing, got axes {self.axes}; put the ranks on dp_replicate, or use zero1, zero2 or zero3"
+                f"{self.mode} shards nothing over data, got axes {self.axes}; put the ranks on dp_replicate, or use "
+                "zero1, zero2 or zero3"
             )
         if self.gathered_bytes is not None or self.reduced_bytes is not None:
-            raise CombinationError("gathered_bytes and reduced_bytes are FSDP2's; ddp gathers nothing: leave them out")
+            raise CombinationError(
+                f"gathered_bytes and reduced_bytes are FSDP2's; {self.mode} gathers nothing: leave them out"
+            )
 
     def _check_secondary_shards(self, size: int) -> None:
         shards = self.axes.dp_shard

@@ -35,19 +35,22 @@ def open_scatter(run: build.RunContext, **arguments: Any) -> HierarchicalScatter
         run.cluster,
         collectives=run.collectives,
         device=run.device,
-        rank=run.rank,
         store=run.own_store("shards"),
         timeout_s=20.0,
         **{"chunk_bytes": 1024, **arguments},
     )
 
 
-def scatter_and_gather(context: RankContext, topology: dict[str, Any], chunk_bytes: int) -> list[str]:
+def scatter_and_gather(
+    context: RankContext, topology: dict[str, Any], chunk_bytes: int, shares_memory: bool
+) -> list[str]:
     """Both operations on every type and some lengths, all under way at once; what is wrong, in words."""
     run = open_run(context, topology)
-    scatter = open_scatter(run, chunk_bytes=chunk_bytes)
+    scatter = open_scatter(run, chunk_bytes=chunk_bytes, shares_memory=shares_memory)
     n, problems, checks = context.world_size, [], []
     try:
+        if scatter.shares_memory != (shares_memory and context.local_world_size > 1):
+            problems.append(f"shares_memory: {scatter.shares_memory}")
         for dtype in DTYPES:
             for length in (501, 1, 0):
                 whole = values(context.rank, n * length, dtype)
@@ -77,11 +80,15 @@ def scatter_and_gather(context: RankContext, topology: dict[str, Any], chunk_byt
     return problems
 
 
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 1024])
+@pytest.mark.parametrize(
+    ("chunk_bytes", "shares_memory"),
+    [(1 << 20, True), (1024, True), (1024, False)],
+    ids=["one chunk", "chunks", "chunks over sockets"],
+)
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_shard_r_belongs_to_rank_r(ranks: RankPool, name: str, chunk_bytes: int) -> None:
+def test_shard_r_belongs_to_rank_r(ranks: RankPool, name: str, chunk_bytes: int, shares_memory: bool) -> None:
     topology = {"switches": SWITCHES[name]} if name in SWITCHES else {}
-    for problems in ranks.run(scatter_and_gather, layout=LAYOUTS[name], args=(topology, chunk_bytes)):
+    for problems in ranks.run(scatter_and_gather, layout=LAYOUTS[name], args=(topology, chunk_bytes, shares_memory)):
         assert problems == []
 
 
@@ -127,6 +134,55 @@ ALWAYS = [
 def test_parts_of_the_world_scatter_by_themselves(ranks: RankPool, name: str, parts: list[list[int]]) -> None:
     for problems in ranks.run(scatter_in_parts, layout=LAYOUTS[name], args=(parts,)):
         assert problems == []
+
+
+def scatter_either_way(context: RankContext) -> list[str]:
+    """Sums that rounding tells apart, through shared memory and over sockets; where they differ."""
+    run, n, problems = open_run(context), context.world_size, []
+    in_memory, over_sockets = (open_scatter(run, shares_memory=shares) for shares in (True, False))
+    try:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            whole = torch.randn(n * 700, generator=torch.Generator().manual_seed(context.rank)).to(dtype)
+            sums = [
+                scatter.reduce_scatter(torch.zeros(700, dtype=dtype), whole, mean=True).wait()
+                for scatter in (in_memory, over_sockets)
+            ]
+            problems += [] if torch.equal(*sums) else [str(dtype)]
+    finally:
+        in_memory.close()
+        over_sockets.close()
+        run.close()
+    return problems
+
+
+@pytest.mark.parametrize("name", ["3", "2+2"])
+def test_sums_do_not_depend_on_how_a_host_exchanges(ranks: RankPool, name: str) -> None:
+    for problems in ranks.run(scatter_either_way, layout=LAYOUTS[name]):
+        assert problems == []
+
+
+def gather_into_place(context: RankContext) -> tuple[bool, bool]:
+    """A shard that lies where it is gathered, and a gather of what a step writes next; whether all came."""
+    run = open_run(context)
+    scatter, n = open_scatter(run), context.world_size
+    try:
+        every = torch.zeros(n, 700)
+        every[context.rank] = context.rank + 1
+        in_place = scatter.all_gather(every, every[context.rank]).wait()
+        steps = []
+        for step in range(5):  # more than there are slots
+            shard = torch.full((700,), float(step * n + context.rank))
+            steps.append(scatter.all_gather(torch.zeros(n, 700), shard).wait()[:, 0])
+    finally:
+        scatter.close()
+        run.close()
+    expected = torch.arange(5.0 * n).view(5, n)
+    return in_place[:, -1].tolist() == list(range(1, n + 1)), torch.equal(torch.stack(steps), expected)
+
+
+@pytest.mark.parametrize("name", ["2", "cyclic", "3+1"])
+def test_shards_are_gathered_in_place_and_again(ranks: RankPool, name: str) -> None:
+    assert ranks.run(gather_into_place, layout=LAYOUTS[name]) == [(True, True)] * sum(map(len, LAYOUTS[name].values()))
 
 
 def scatter_encoded(context: RankContext) -> tuple[float, float]:

@@ -15,7 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lightning_dist import build
+from lightning_dist.build.groups import GroupMaker
+from lightning_dist.comm.collectives import FaultPoint
+from lightning_dist.config import SyncConfig, TopologyConfig
 from lightning_dist.errors import HierDistError
+from lightning_dist.events import EventStream
 from tests.distributed.runs import opened
 from tests.support.faults import Fault, FaultPlan, FaultPoint, end_stopped, strikes
 from tests.support.tasks import RankContext
@@ -90,6 +95,57 @@ def sum_until_failure(
     context: RankContext, faults: Sequence[Fault], sync: dict[str, Any] | None = None, pace_s: float = 0.0
 ) -> Ending:
     """Sum a tensor a few times and check it; ``pace_s`` makes each step take a while."""
+
+    def open_steps(stack: contextlib.ExitStack, point: FaultPoint) -> Callable[[], None]:
+        _, all_reduce = stack.enter_context(opened(context, {**SYNC, **(sync or {})}, fault_point=point))
+
+        def step() -> None:
+            tensor = (torch.arange(NUMEL) % 16).float() * (context.rank + 1)
+            all_reduce.all_reduce(tensor)
+            expected = (torch.arange(NUMEL) % 16).float() * sum(range(1, context.world_size + 1))
+            assert torch.equal(tensor, expected)
+
+        return step
+
+    return _until_failure(context, faults, open_steps, pace_s=pace_s)
+
+
+def shard_until_failure(context: RankContext, faults: Sequence[Fault], sync: dict[str, Any] | None = None) -> Ending:
+    """Sum a tensor into shards and gather them, a few times, and check it."""
+    n = context.world_size
+    config = SyncConfig(**{**SYNC, **(sync or {})})
+
+    def open_steps(stack: contextlib.ExitStack, point: FaultPoint) -> Callable[[], None]:
+        run = build.open_run(
+            TopologyConfig(),
+            config,
+            events=EventStream(rank=context.rank),
+            device=torch.device("cpu"),
+            fault_point=point,
+        )
+        stack.callback(run.close)
+        scatter = GroupMaker(run, config).scatter([range(n)], "shards")
+        stack.callback(scatter.close)
+
+        def step() -> None:
+            whole = (torch.arange(NUMEL // n * n) % 16).float()
+            shard = torch.empty(NUMEL // n)
+            scatter.reduce_scatter(shard, whole * (context.rank + 1)).wait()
+            every = scatter.all_gather(torch.empty_like(whole), shard).wait()
+            assert torch.equal(every, whole * sum(range(1, n + 1)))
+
+        return step
+
+    return _until_failure(context, faults, open_steps)
+
+
+def _until_failure(
+    context: RankContext,
+    faults: Sequence[Fault],
+    open_steps: Callable[[contextlib.ExitStack, FaultPoint], Callable[[], None]],
+    *,
+    pace_s: float = 0.0,
+) -> Ending:
     point = after_meeting(context, FaultPlan(faults).point(context.rank, context.tmp_path))
     lost = {fault.rank for fault in faults if fault.kind in ("kill", "stop")}
     survivors = [rank for rank in range(context.world_size) if rank not in lost]
@@ -97,14 +153,11 @@ def sum_until_failure(
     ending = Ending()
     with contextlib.ExitStack() as stack:
         try:
-            _, all_reduce = stack.enter_context(opened(context, {**SYNC, **(sync or {})}, fault_point=point))
+            step = open_steps(stack, point)
             for _ in range(STEPS):
                 point("step", "main", context.rank)
                 time.sleep(pace_s)
-                tensor = (torch.arange(NUMEL) % 16).float() * (context.rank + 1)
-                all_reduce.all_reduce(tensor)
-                expected = (torch.arange(NUMEL) % 16).float() * sum(range(1, context.world_size + 1))
-                assert torch.equal(tensor, expected)
+                step()
         except Exception as error:
             kind = type(error).__name__ if isinstance(error, HierDistError) else f"foreign {type(error).__name__}"
             struck_s = [strike.at_s for strike in strikes(context.tmp_path)]

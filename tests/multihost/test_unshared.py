@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tests.distributed.runs import opened
+from tests.distributed.test_scattered import open_run, open_scatter
 from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
@@ -20,6 +21,19 @@ def sum_and_describe(context: RankContext) -> tuple[list[float], str]:
         return tensor.unique().tolist(), all_reduce.description
 
 
+def shard_and_describe(context: RankContext) -> tuple[list[float], list[float], bool]:
+    run = open_run(context)
+    scatter = open_scatter(run)
+    try:
+        assert run.cluster.num_hosts == 2
+        shard = scatter.reduce_scatter(torch.zeros(900), torch.full((3600,), context.rank + 1.0)).wait()
+        every = scatter.all_gather(torch.zeros(4, 900), shard * (context.rank + 1)).wait()
+        return shard.unique().tolist(), every[:, 17].tolist(), scatter.shares_memory
+    finally:
+        scatter.close()
+        run.close()
+
+
 def test_one_host_by_name_only(
     make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool]
 ) -> None:
@@ -29,3 +43,13 @@ def test_one_host_by_name_only(
     for rank, (values, description) in enumerate(pool.run(sum_and_describe, env_per_rank=names)):
         assert values == [10.0]
         assert ("shared memory" in description) == (rank >= 2), description
+
+
+def test_shards_of_one_host_by_name_only(
+    make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool]
+) -> None:
+    pool = make_pool(make_cluster(3), {"a": [0], "b": [1], "c": [2, 3]})
+    names = [{"HIERDIST_HOST": name} for name in ("x", "x", "y", "y")]
+    for rank, (shard, every, shares) in enumerate(pool.run(shard_and_describe, env_per_rank=names)):
+        assert (shard, every) == ([10.0], [10.0, 20.0, 30.0, 40.0])
+        assert shares == (rank >= 2)

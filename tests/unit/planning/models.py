@@ -8,7 +8,7 @@ from lightning_dist.planning.memory_cost import MemoryCost, Usage, memory_cost
 from lightning_dist.planning.training import ADAMW, MODES, Parameter, TrainingSetup
 from lightning_dist.topology.layout import Axes, Coordinates
 
-SHARDED_MODES = MODES[1:]
+SHARDED_MODES = MODES[2:]
 ODD = (
     Parameter("up.weight", (13, 7), block=0),
     Parameter("up.bias", (13,), block=0),
@@ -19,7 +19,7 @@ ITEMS = [field.name for field in fields(Usage)] + ["total"]
 
 
 def setup_for(mode: str, ranks: int, **options: object) -> TrainingSetup:
-    axes = Axes(dp_replicate=ranks) if mode == "ddp" else Axes(dp_shard=ranks)
+    axes = Axes(dp_replicate=ranks) if mode in ("ddp", "tensor") else Axes(dp_shard=ranks)
     return TrainingSetup(**{"mode": mode, "axes": axes, "optimizer": ADAMW, **options})  # type: ignore[arg-type]
 
 

@@ -225,6 +225,26 @@ def test_tp_cuts_before_shards_do() -> None:
     assert whole.rank.rest.parameters == (13 * 4 + 13) * 4
 
 
+def test_tensor_averages_what_it_holds_beside_it() -> None:
+    """Blocks of 91 + 13 and 65 values and a root of 15; the first is cut by 2, bias and all."""
+    model = tuple(p._replace(tp_dim=0) if p.block == 0 else p for p in ODD)
+    axes = Axes(dp_replicate=2, tp=2)
+    cost = on_shard(model, setup_for("tensor", 2, axes=axes, optimizer=SGD), 0, tp=1).rank
+    own = 6 * 7 + 6 + 65 + 15  # 13 rows are 7 and 6
+    assert cost.rest == Usage(parameters=own * 4, gradients=own * 4)
+    # all means are there, and a copy of the first block's gradients that is still on its way
+    assert cost.peak_moment == "averages"
+    assert cost.peak == replace(cost.rest, communication=(own + 6 * 7 + 6) * 4)
+    many = on_shard(model, setup_for("tensor", 2, axes=axes, optimizer=SGD, reduction_buffers=5), 0, tp=1).rank
+    assert many.peak.communication == 2 * own * 4
+
+
+def test_tensor_without_replicas_averages_nothing() -> None:
+    setup = setup_for("tensor", 1, axes=Axes(tp=2), optimizer=SGD, micro_batches=3)
+    cost = memory_cost(ODD, setup, activations=Activations(per_block=10, loss=7)).rank
+    assert (cost.peak_moment, cost.peak) == ("loss", replace(cost.rest, activations=2 * 10 + 7))
+
+
 def test_coordinates_come_from_a_layout() -> None:
     layout = Layout.place(Cluster.parse("2x4:cyclic"), Axes(dp_replicate=2, dp_shard=2, tp=2))
     setup = TrainingSetup(mode="hsdp", axes=layout.axes, optimizer=SGD_MOMENTUM)
@@ -265,8 +285,9 @@ def test_wrong_names_and_values_are_refused() -> None:
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(CombinationError, match="ddp shards nothing"):
-        setup_for("ddp", 2, axes=Axes(dp_shard=2))
+    for mode in ("ddp", "tensor"):
+        with pytest.raises(CombinationError, match=f"{mode} shards nothing over data"):
+            setup_for(mode, 2, axes=Axes(dp_shard=2))
     with pytest.raises(CombinationError, match="ddp gathers nothing"):
         setup_for("ddp", 2, gathered_bytes=2)
     with pytest.raises(CombinationError, match="by zero3 only, not by zero2"):

@@ -48,7 +48,7 @@ def models(draw: st.DrawFn) -> tuple[Parameter, ...]:
 def setups(draw: st.DrawFn) -> TrainingSetup:
     mode = draw(st.sampled_from(MODES))
     ranks, tp = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-    sharded = mode != "ddp"
+    sharded = mode not in ("ddp", "tensor")
     return TrainingSetup(
         mode=mode,
         axes=Axes(dp_replicate=1 if sharded else ranks, dp_shard=ranks if sharded else 1, tp=tp),
