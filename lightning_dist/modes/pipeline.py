@@ -19,7 +19,7 @@ from torch import nn
 
 from lightning_dist import build
 from lightning_dist.config.pipeline import stages_of_position
-from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
+from lightning_dist.errors import CollectiveError, CombinationError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode
@@ -177,11 +177,11 @@ class PipelineMode(Mode):
         report = self._tell(step.report() if staged.runner.last is not None else None)
         is_full = (schedule, count) == self._full_cut
         setting.run.events.span(BATCH, start_ns, schedule=schedule, micro_batches=count, full=is_full)
-        replay(self.module, report.logs)
+        with setting.precision.train_step_context():  # self.log keeps what it is given in this type
+            replay(self.module, report.logs)
         self._describe_once()
-        if report.loss is None:
-            raise ConfigError("training_step returned no loss")
-        loss = self._held.loss(torch.tensor(report.loss, device=setting.run.device), 1 / accumulation)
+        assert report.loss is not None, "a training step has one"
+        loss = self._held.loss(report.loss.to(setting.run.device), 1 / accumulation)
         return {**report.result, "loss": loss} if isinstance(report.result, Mapping) else loss
 
     def _accumulation(self) -> int:

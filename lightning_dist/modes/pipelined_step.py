@@ -23,12 +23,12 @@ class StepReport:
     """What the rank of the last stage tells the others of a step.
 
     Attributes:
-        loss: Of the whole batch.
+        loss: Of the whole batch, 0-dim, in CPU memory.
         logs: What the step logged.
         result: What it returned; of a training step, what it returned beside the loss, if that was a mapping.
     """
 
-    loss: float | None
+    loss: Tensor | None
     logs: Mapping[str, Logged]
     result: Any = None
 
@@ -110,12 +110,14 @@ class PipelinedStep:
 
     def report(self) -> StepReport:
         """What the others are to know."""
+        dtype = torch.promote_types(self._losses[0].dtype, torch.float32)
         losses = torch.stack([loss.double() for loss in self._losses])
         weights = torch.tensor(self._weights, dtype=torch.float64, device=losses.device)
         counted = torch.where(weights > 0, losses, 0)  # the mean of nothing is NaN
         result = join(self._results, [part.samples for part in self._parts]) if self._results else None
         loss = losses.sum() if self._sums else (counted * weights).sum() / weights.sum()
-        return StepReport(float(self._over_replicas(loss, weights.sum())), self._logs.combined(), result)
+        loss = self._over_replicas(loss, weights.sum()).to(dtype).cpu()
+        return StepReport(loss, self._logs.combined(), result)
 
     def _shares(self) -> list[float]:
         """The part of each micro-batch's loss in the batch's, such that its mean over pipelines is the global one."""
