@@ -72,7 +72,10 @@ CASES = {
     "by_hand-2": ("2", StageCase(pipeline=pipe(split=[7, 2]))),
     # sums of losses let weights grow until a few roundings of fp32 are more than 1e-6
     "double-sum-frozen-2": ("2", StageCase("frozen", pipeline=pipe(), loss="sum", trainer=DOUBLE)),
-    "double-sum-frozen-zbv": ("2", StageCase("frozen", pipeline=pipe("zbv"), loss="sum", accumulation=3, trainer=DOUBLE)),
+    "double-sum-frozen-zbv": (
+        "2",
+        StageCase("frozen", pipeline=pipe("zbv"), loss="sum", accumulation=3, trainer=DOUBLE),
+    ),
     "double-sum-frozen-4": ("4", StageCase("frozen", pipeline=pipe(), loss="sum", trainer={**DOUBLE, **BY_NORM})),
     "double-2+2-tied": (
         "2+2",

@@ -73,7 +73,7 @@ class GivenOutput:
             self._compare(step, (*args, *kwargs.values()), inputs)
             return output
 
-        with _replaced(self._root, "forward", forward):
+        with replaced(self._root, "forward", forward):
             yield
         if not calls:
             raise ConfigError(
@@ -148,7 +148,7 @@ class StepLogs:
             entry = Logged(self._plain(name, value), arguments, options)
             self.entries.setdefault(name, []).append((weight, options.get("batch_size") or samples, entry))
 
-        with _replaced(self.module, "log", log):
+        with replaced(self.module, "log", log):
             yield
 
     def combined(self) -> dict[str, Logged]:
@@ -178,12 +178,13 @@ def no_logs(module: nn.Module) -> Iterator[None]:
             "model return the value, and log it in the step"
         )
 
-    with _replaced(module, "log", log):
+    with replaced(module, "log", log):
         yield
 
 
 @contextmanager
-def _replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+def replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """While it is open, a module has another method of this name."""
     before = vars(module).get(name)
     vars(module)[name] = method
     try:
