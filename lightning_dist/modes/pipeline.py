@@ -35,7 +35,14 @@ from lightning_dist.parallel.pipeline.metric_states import MetricStates
 from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, split_batch
 from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.pipeline.stage import LayerStage
-from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, no_logs, pipeline_input, replay
+from lightning_dist.parallel.pipeline.user_steps import (
+    GivenOutput,
+    StepLogs,
+    no_gathers,
+    no_logs,
+    pipeline_input,
+    replay,
+)
 from lightning_dist.parallel.tensor import keep_kinds_apart, refuse_unsplit, refuse_whole_only
 
 
@@ -308,9 +315,14 @@ class PipelineMode(Mode):
             logs = StepLogs(self.module)
             samples = samples_of(batch)
             output = join(outputs, [part.samples for part in parts])
-            given = self._given.for_step(step, output, pipeline_input(self.module, batch))
             self._metrics.begin()
-            with self._closing_on_failure(), given, logs.collecting(float(samples), samples), self._metrics.counting():
+            with (
+                self._closing_on_failure(),
+                self._given.for_step(step, output, pipeline_input(self.module, batch)),
+                logs.collecting(float(samples), samples),
+                self._metrics.counting(),
+                no_gathers(self.module, step),
+            ):
                 result = getattr(self.module, step)(*args, **kwargs)
             report = StepReport(None, logs.combined(), result, self._metrics.news())
         told = self._tell(report)

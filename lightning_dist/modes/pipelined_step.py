@@ -16,7 +16,7 @@ from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.metric_states import MetricNews, MetricStates
 from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, join, map_tensors
-from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, pipeline_input
+from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, no_gathers, pipeline_input
 
 
 @dataclass
@@ -93,6 +93,7 @@ class PipelinedStep:
             self._given.for_step("training_step", output, self.inputs[chunk]),
             self._logs.collecting(self._weights[chunk], part.samples),
             self._metrics.counting(),
+            no_gathers(self._module, "training_step"),
             self._run.events.measure("pipeline.loss", micro_batch=chunk),
         ):
             result = self._module.training_step(part.values, *self._rest, **self._kwargs)

@@ -403,6 +403,11 @@ class LogsInLayer(OwnParameter):
         return super().embed(x)
 
 
+class Gathers(Learner):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return torch.as_tensor(self.all_gather(self.loss(batch))).mean()
+
+
 class StepsInBackward(Learner):
     def make(self) -> None:
         super().make()
@@ -419,6 +424,7 @@ REFUSED: dict[str, tuple[type[Learner], str]] = {
     "penalty": (Penalty, r"stage 1 of 2 uses net\.\d\.0\.\w+, which is on another rank"),
     "incomplete": (Incomplete, r"self.model, and model.head.weight is in none of them"),
     "logs_in_layer": (LogsInLayer, r"self.log\('mean', ...\) in a layer of a pipeline"),
+    "gathers": (Gathers, r"self.all_gather in Gathers.training_step.*gather them in on_train_batch_end"),
     "post_accumulate": (StepsInBackward, "net.0.0.weight has a hook by register_post_accumulate_grad_hook"),
     "vector": (Vector, r"a loss of shape \[2, 3\]: return one number"),
 }
