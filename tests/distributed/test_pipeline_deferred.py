@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -38,12 +39,20 @@ class Deferred(StageLearner):
 
 
 class Whole(StageLearner):
-    """Makes the same network at once."""
+    """Makes the same network at once, with the values of its modules' ``reset_parameters``."""
 
     def __init__(self, case: StageCase) -> None:
         super().__init__(case)
+        net: Any = make_net(case)
+        if case.model == "gpt":
+            net.head.weight = nn.Parameter(torch.empty_like(net.head.weight))  # untied: each draws
         torch.manual_seed(SEED)
-        self.net = make_net(case)
+        for module in net.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        if case.model == "gpt":
+            net.head.weight = net.tokens.weight
+        self.net = net
 
 
 class Held(pl.Callback):
