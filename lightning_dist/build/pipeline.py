@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_dist.build.groups import GroupMaker
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
+from lightning_dist.build.stage_values import draw_stage_values, make_shared_alike
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import broadcast_from_first, make_group
 from lightning_dist.config import ParallelConfig, SyncConfig
@@ -124,7 +125,8 @@ def cut_into_stages(
     """Cut a model into stages, with rank 0's values; split its layers first, if they are to be. Every rank calls it.
 
     Args:
-        module: Whole on each rank, or on the meta device.
+        module: Whole on each rank, or on the meta device: then each rank makes its stages, or, if layers are to be
+            split, the whole of it.
         links: Its groups.
         run: For the seam and the device.
         parallel: Options.
@@ -142,18 +144,24 @@ def cut_into_stages(
     if has_lost_weights(module):
         raise_lost(type(module).__name__)
     config, size = parallel.pipeline, links.pipeline.size
-    if is_on_meta(module):
+    if is_on_meta(module) and links.layers is not None:
         with torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
             materialize(module, run.device)
-    module.to(run.device)
-    model = find_layers(module, config.layers)  # of the parameters that stay: those on the meta device do not
+    is_deferred = is_on_meta(module)
+    if not is_deferred:
+        module.to(run.device)
+    model = find_layers(module, config.layers)
     positions = position_of_stage(config.schedule, size, size * config.stages_per_rank)
     with side_stream(run.device), run.collectives.opening("cutting the model into stages", run.world):
-        values = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
+        values = [tensor.detach() for tensor in (*module.parameters(), *module.buffers()) if not tensor.is_meta]
         if values and run.cluster.world_size > 1:
             with run.operation("broadcast of parameters"):
                 broadcast_from_first(values)
         counts = _counts(module, model, run, parallel, len(positions))
+        if is_deferred:
+            draw_stage_values(module, cut_model(module, model, counts, positions), links, run)
+            module.to(run.device)
+            model = find_layers(module, config.layers)  # of the parameters that stay
         split = None
         if links.layers is not None:
             mesh, tensor = links.layers.mesh, parallel.tensor
@@ -161,6 +169,8 @@ def cut_into_stages(
         try:
             cut = cut_model(module, model, counts, positions)
             shared_groups = _shared_groups(cut, links, run, sync, by_shard=parallel.shards)
+            if is_deferred:
+                make_shared_alike(cut, shared_groups, links, run)
         except BaseException:
             if split is not None:
                 split.abandon()
@@ -274,6 +284,11 @@ def _counts(
         return check_split(config.split, len(model.layers))
     if config.balance == "parameters":
         return split_evenly([cost_of(layer) for layer in model.layers], stages)
+    if is_on_meta(module):
+        raise ConfigError(
+            "parallel.pipeline.balance=time runs all layers on one rank, and the model is on the meta device, to be "
+            "whole on none: write parallel.pipeline.balance=parameters, or parallel.pipeline.split by hand"
+        )
     example = _example(module)  # asked on every rank, so that all refuse
     costs: list[list[float]] = [_timed(module, model, run.device, example) if run.rank == 0 else []]
     if run.cluster.world_size > 1:

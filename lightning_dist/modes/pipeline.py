@@ -18,23 +18,31 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
-from lightning_dist.config.pipeline import stages_of_position
-from lightning_dist.errors import CollectiveError, CombinationError, ConfigError
+from lightning_dist.errors import CollectiveError, CombinationError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode
 from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport, looks_at_old_gradients
 from lightning_dist.modes.refusals import refuse_wholes
+from lightning_dist.modes.stage_reports import StageReports
 from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.channels import clear_frames
 from lightning_dist.parallel.pipeline.held_gradients import HeldGradients, check_gradient_hooks
+from lightning_dist.parallel.pipeline.metric_states import MetricStates
 from lightning_dist.parallel.pipeline.micro_batches import join, samples_of, split_batch
-from lightning_dist.parallel.pipeline.report import BATCH, PipelineReport, make_report, own_batches
+from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.pipeline.stage import LayerStage
-from lightning_dist.parallel.pipeline.user_steps import GivenOutput, StepLogs, no_logs, pipeline_input, replay
+from lightning_dist.parallel.pipeline.user_steps import (
+    GivenOutput,
+    StepLogs,
+    no_gathers,
+    no_logs,
+    pipeline_input,
+    replay,
+)
 from lightning_dist.parallel.tensor import keep_kinds_apart, refuse_unsplit, refuse_whole_only
 
 
@@ -44,20 +52,20 @@ class PipelineMode(Mode):
     _links: StageLinks | None = None
     _staged: StagedModel | None = None
     _given: GivenOutput | None = None
+    _metrics: MetricStates | None = None
+    _reports: StageReports | None = None
     _held: HeldGradients | None = None
     _norm: GlobalNorm | None = None
     _buffers: BufferSync | None = None
     _keeps = False  # whether old gradients stay until they are zeroed
     _synchronises = True
     _is_checked = False
-    _is_described = False
-    _full_cut: tuple[str, int] | None = None  # schedule and micro-batches of the first batch
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
         """Cut the model, and get ready to average."""
         self._refuse(trainer)
         setting = self.setting
-        staged, links = self._open()
+        staged, links, reports = self._open()
         self._norm = self._connect(staged, links)
         self._held = HeldGradients(p for p in self.module.parameters() if staged.is_here(p))
         self._keeps = looks_at_old_gradients(trainer)
@@ -68,10 +76,7 @@ class PipelineMode(Mode):
             enabled=setting.parallel.broadcast_buffers,
             group=links.data.process_group,
         )
-        setting.announce(build.describe_stages(setting.run, staged, links, setting.parallel))
-        needless = build.needless_crossings(setting.run, staged, links, setting.parallel)
-        if needless is not None:
-            rank_zero_warn(needless)
+        reports.say_placement()
         return self.module
 
     def _connect(self, staged: StagedModel, links: StageLinks) -> GlobalNorm:
@@ -85,7 +90,7 @@ class PipelineMode(Mode):
         self._open()
         return self.module
 
-    def _open(self) -> tuple[StagedModel, StageLinks]:
+    def _open(self) -> tuple[StagedModel, StageLinks, StageReports]:
         setting = self.setting
         if setting.ddp_arguments:
             names = ", ".join(setting.ddp_arguments)
@@ -95,7 +100,9 @@ class PipelineMode(Mode):
             self.module, links, run=setting.run, parallel=setting.parallel, sync=setting.sync
         )
         self._given = GivenOutput(staged.cut.model, type(self.module).__name__)
-        return staged, links
+        self._metrics = MetricStates(self.module, links.data.process_group)
+        reports = self._reports = StageReports(setting, staged, links)
+        return staged, links, reports
 
     def _refuse(self, trainer: pl.Trainer) -> None:
         """What is not right with stages, whatever the model.
@@ -134,7 +141,9 @@ class PipelineMode(Mode):
 
     def begin_batch(self, batch_idx: int) -> None:
         """At the first batch of an epoch, see whether the ranks of a pipeline read the same."""
+        assert self._staged is not None
         self._is_checked = self._is_checked and batch_idx > 0
+        self._staged.runner.trained = tuple(p.requires_grad for p in self.module.parameters())
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -144,14 +153,17 @@ class PipelineMode(Mode):
         assert self._links is not None
         assert self._held is not None
         assert self._given is not None
+        assert self._metrics is not None
+        assert self._reports is not None
         staged, setting = self._staged, self.setting
         batch, rest = args[0], args[1:]
         self._check_batch(batch)
         accumulation = self._accumulation()
-        if not self._is_described:
+        if not self._reports.is_begun:
             check_gradient_hooks(self.module)
         with setting.precision.train_step_context():
-            schedule, count = self._cut(samples_of(batch))
+            schedule, count = cut = staged.runner.cut(samples_of(batch))
+            self._reports.begin_batch(cut, samples_of(batch))
             parts = split_batch(batch, count)
             step = PipelinedStep(
                 self.module,
@@ -162,9 +174,11 @@ class PipelineMode(Mode):
                 staged=staged,
                 links=self._links,
                 given=self._given,
+                metrics=self._metrics,
                 scale=1 / accumulation,
                 sums=setting.parallel.pipeline.loss_reduction == "sum",
             )
+            self._metrics.begin()
             for average in self._all_averages():
                 average.before_backward()
             if self._buffers is not None:
@@ -175,13 +189,11 @@ class PipelineMode(Mode):
         self._synchronise()
         self._held.take()
         report = self._tell(step.report() if staged.runner.last is not None else None)
-        is_full = (schedule, count) == self._full_cut
-        setting.run.events.span(BATCH, start_ns, schedule=schedule, micro_batches=count, full=is_full)
-        replay(self.module, report.logs)
-        self._describe_once()
-        if report.loss is None:
-            raise ConfigError("training_step returned no loss")
-        loss = self._held.loss(torch.tensor(report.loss, device=setting.run.device), 1 / accumulation)
+        self._reports.end_batch(cut, start_ns)
+        with setting.precision.train_step_context():  # self.log keeps what it is given in this type
+            replay(self.module, report.logs)
+        assert report.loss is not None, "a training step has one"
+        loss = self._held.loss(report.loss.to(setting.run.device), 1 / accumulation)
         return {**report.result, "loss": loss} if isinstance(report.result, Mapping) else loss
 
     def _accumulation(self) -> int:
@@ -191,22 +203,6 @@ class PipelineMode(Mode):
         number = int(trainer.accumulate_grad_batches)
         held.begin(window=trainer.fit_loop.batch_idx % number == 0, keeps=self._keeps)
         return number
-
-    def _cut(self, samples: int) -> tuple[str, int]:
-        assert self._staged is not None
-        assert self._links is not None
-        schedule, count = cut = self._staged.runner.cut(samples)
-        config = self.setting.parallel.pipeline
-        wanted = config.micro_batches_for(self._links.pipeline.size)
-        if self._full_cut is None:
-            self._full_cut = cut
-            if cut != (config.schedule, wanted) and config.micro_batches is not None:
-                rank_zero_warn(
-                    f"a batch of {samples} samples goes through the pipeline in {count} micro-batches by {schedule}, "
-                    f"not in {wanted} by {config.schedule}: it has too few samples. Results are the same; ranks idle "
-                    "longer. Write a larger batch size, or fewer parallel.pipeline.micro_batches"
-                )
-        return schedule, count
 
     def _on_last_gradient(self, stage: LayerStage) -> None:
         average = self._averages.get(stage.stage_index)
@@ -247,8 +243,10 @@ class PipelineMode(Mode):
 
     def _check_batch(self, batch: Any) -> None:
         assert self._links is not None
+        assert self._metrics is not None
         if not self._is_checked:
             self._is_checked = True
+            self._metrics.find()
             check_batches(
                 batch,
                 self.setting.run.collectives,
@@ -256,14 +254,6 @@ class PipelineMode(Mode):
                 self.setting.run.device,
                 doing="belong to one pipeline",
             )
-
-    def _describe_once(self) -> None:
-        if self._is_described:
-            return
-        self._is_described = True
-        assert self._staged is not None
-        assert self._links is not None
-        self.setting.announce(build.describe_boundaries(self.setting.run, self._staged, self._links))
 
     def end_training(self) -> None:
         """Say how long ranks idled."""
@@ -273,25 +263,16 @@ class PipelineMode(Mode):
 
     def pipeline_report(self) -> PipelineReport | None:
         """How this rank's pipeline has worked in the present fit; ``None`` before its first batch. Collective."""
-        if self._staged is None or self._links is None or self._full_cut is None:
-            return None
-        staged, pipeline = self._staged, self._links.pipeline
-        schedule, count = self._full_cut
-        positions = staged.cut.positions
-        return make_report(
-            staged.gather.exchange(own_batches(self.setting.run.events.snapshot())),
-            schedule=schedule,
-            orders=staged.runner.orders(schedule, count),
-            stages=[stages_of_position(positions, position) for position in range(pipeline.size)],
-            ranks=pipeline.ranks,
-            micro_batches=count,
-        )
+        return None if self._reports is None else self._reports.report()
 
     # -- what the last stage says --------------------------------------------------------------------------------------
 
     def _tell(self, report: StepReport | None) -> StepReport:
         assert self._staged is not None
+        assert self._metrics is not None
         told: StepReport = self._staged.gather.tell(report, teller=self._staged.cut.positions[-1])
+        if report is None:
+            self._metrics.learn(told.metrics)
         return told
 
     @contextmanager
@@ -320,6 +301,7 @@ class PipelineMode(Mode):
         """Forward of a batch through the stages; the module's step runs on the last one, with the whole batch."""
         assert self._staged is not None
         assert self._given is not None
+        assert self._metrics is not None
         staged = self._staged
         batch = args[0]
         self._check_batch(batch)
@@ -333,10 +315,16 @@ class PipelineMode(Mode):
             logs = StepLogs(self.module)
             samples = samples_of(batch)
             output = join(outputs, [part.samples for part in parts])
-            given = self._given.for_step(step, output, pipeline_input(self.module, batch))
-            with self._closing_on_failure(), given, logs.collecting(float(samples), samples):
+            self._metrics.begin()
+            with (
+                self._closing_on_failure(),
+                self._given.for_step(step, output, pipeline_input(self.module, batch)),
+                logs.collecting(float(samples), samples),
+                self._metrics.counting(),
+                no_gathers(self.module, step),
+            ):
                 result = getattr(self.module, step)(*args, **kwargs)
-            report = StepReport(None, logs.combined(), result)
+            report = StepReport(None, logs.combined(), result, self._metrics.news())
         told = self._tell(report)
         replay(self.module, told.logs)
         return told.result
@@ -382,7 +370,10 @@ class PipelineMode(Mode):
         for average in self._all_averages():
             average.release()
         self._averages, self._late = {}, None
-        self._held = self._norm = self._buffers = self._given = None
+        self._held = self._norm = self._buffers = self._given = self._reports = None
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.release()
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.release(whole=not failed)

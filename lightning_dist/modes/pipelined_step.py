@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning.pytorch as pl
@@ -14,8 +14,9 @@ from torch import Tensor
 from lightning_dist import build
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
+from lightning_dist.parallel.pipeline.metric_states import MetricNews, MetricStates
 from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, join, map_tensors
-from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, pipeline_input
+from lightning_dist.parallel.pipeline.user_steps import GivenOutput, Logged, StepLogs, no_gathers, pipeline_input
 
 
 @dataclass
@@ -23,14 +24,16 @@ class StepReport:
     """What the rank of the last stage tells the others of a step.
 
     Attributes:
-        loss: Of the whole batch.
+        loss: Of the whole batch, 0-dim, in CPU memory.
         logs: What the step logged.
         result: What it returned; of a training step, what it returned beside the loss, if that was a mapping.
+        metrics: Path -> what it changed in a metric object.
     """
 
-    loss: float | None
+    loss: Tensor | None
     logs: Mapping[str, Logged]
     result: Any = None
+    metrics: Mapping[str, MetricNews] = field(default_factory=dict)
 
 
 class PipelinedStep:
@@ -45,6 +48,7 @@ class PipelinedStep:
         staged: The model.
         links: Its groups.
         given: Hands the pipeline's output to the step.
+        metrics: The module's metric objects.
         scale: What gradients are multiplied by, as under accumulation.
         sums: Whether the loss is a sum over samples, not a mean.
     """
@@ -60,6 +64,7 @@ class PipelinedStep:
         staged: StagedModel,
         links: StageLinks,
         given: GivenOutput,
+        metrics: MetricStates,
         scale: float,
         sums: bool,
     ) -> None:
@@ -70,6 +75,7 @@ class PipelinedStep:
         self._run = run
         self._links = links
         self._given = given
+        self._metrics = metrics
         wanted = staged.runner.has_first or staged.runner.last is not None
         self.inputs = [pipeline_input(module, part.values) if wanted else () for part in parts]
         self._logs = StepLogs(module)
@@ -86,6 +92,8 @@ class PipelinedStep:
         with (
             self._given.for_step("training_step", output, self.inputs[chunk]),
             self._logs.collecting(self._weights[chunk], part.samples),
+            self._metrics.counting(),
+            no_gathers(self._module, "training_step"),
             self._run.events.measure("pipeline.loss", micro_batch=chunk),
         ):
             result = self._module.training_step(part.values, *self._rest, **self._kwargs)
@@ -110,12 +118,14 @@ class PipelinedStep:
 
     def report(self) -> StepReport:
         """What the others are to know."""
+        dtype = torch.promote_types(self._losses[0].dtype, torch.float32)
         losses = torch.stack([loss.double() for loss in self._losses])
         weights = torch.tensor(self._weights, dtype=torch.float64, device=losses.device)
         counted = torch.where(weights > 0, losses, 0)  # the mean of nothing is NaN
         result = join(self._results, [part.samples for part in self._parts]) if self._results else None
         loss = losses.sum() if self._sums else (counted * weights).sum() / weights.sum()
-        return StepReport(float(self._over_replicas(loss, weights.sum())), self._logs.combined(), result)
+        loss = self._over_replicas(loss, weights.sum()).to(dtype).cpu()
+        return StepReport(loss, self._logs.combined(), result, self._metrics.news())
 
     def _shares(self) -> list[float]:
         """The part of each micro-batch's loss in the batch's, such that its mean over pipelines is the global one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_dist.errors import ConfigError
 
@@ -15,7 +15,13 @@ def is_on_meta(module: nn.Module) -> bool:
     return any(t.is_meta for t in (*module.parameters(), *module.buffers()))
 
 
-def materialize(module: nn.Module, device: torch.device, *, skip: Iterable[nn.Module] = ()) -> None:
+def materialize(
+    module: nn.Module,
+    device: torch.device,
+    *,
+    skip: Iterable[nn.Module] = (),
+    made: Callable[[Tensor, Tensor], None] = lambda before, after: None,
+) -> None:
     """Give what is on the meta device memory on ``device``, and the values of its module's ``reset_parameters``.
 
     Values are drawn from torch's generator, submodule by submodule; ranks whose generators are alike get the same.
@@ -24,6 +30,7 @@ def materialize(module: nn.Module, device: torch.device, *, skip: Iterable[nn.Mo
         module: Its submodules are visited in their order.
         device: Where the parameters are to live.
         skip: Submodules that are left alone, with all below them.
+        made: Called with each tensor as it was on the meta device, and as it is now, before the next submodule's.
 
     Raises:
         ConfigError: A submodule cannot say what its values are.
@@ -43,12 +50,20 @@ def materialize(module: nn.Module, device: torch.device, *, skip: Iterable[nn.Mo
                 f"values cannot be made: {reason}; give the class a reset_parameters() that sets all its parameters "
                 "and buffers, or make it outside of torch.device('meta')"
             )
+        before = _own_tensors(submodule)
         submodule.to_empty(device=device, recurse=False)
         reset()
+        after = _own_tensors(submodule)
+        for path, tensor in before.items():
+            made(tensor, after[path])
     for places in ties:
         first, name = places[0]
         for submodule, other in places[1:]:
             setattr(submodule, other, getattr(first, name))
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
 
 
 def _ties(modules: Iterable[nn.Module]) -> list[list[tuple[nn.Module, str]]]:

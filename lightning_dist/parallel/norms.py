@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from lightning_dist.comm.collectives import Collectives, RankGroup
 
 TENSOR_AXIS = "tp"
+_DOUBLE = (torch.float64, torch.complex128)
 
 
 class GlobalNorm:
@@ -45,7 +46,7 @@ class GlobalNorm:
         self._counts = counts
 
     def total(self, parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
-        """The norm over all gradients, fp32, 0-dim; 0 if there is none.
+        """The norm over all gradients, 0-dim; 0 if there is none. In fp32, in fp64 where a parameter is.
 
         Args:
             parameters: Those without a gradient do not count.
@@ -53,7 +54,11 @@ class GlobalNorm:
         """
         listed = list(parameters)
         gradients = [p.grad for p in listed if p.grad is not None and self._counts(p)]
-        device = listed[0].device if listed else torch.device("cpu")
+        zero = torch.zeros(
+            1,
+            dtype=torch.float64 if any(p.dtype in _DOUBLE for p in listed) else torch.float32,
+            device=listed[0].device if listed else torch.device("cpu"),
+        )
         local: dict[tuple[bool, bool], list[torch.Tensor]] = {
             (True, False): [],  # over shards only; then over both; then over tp only; then whole
             (True, True): [],
@@ -62,7 +67,7 @@ class GlobalNorm:
         }
         for gradient in gradients:
             local[_spread(gradient)].append(_local(gradient))
-        powers = torch.cat([_power(tensors, norm_type, device) for tensors in local.values()])
+        powers = torch.cat([_power(tensors, norm_type, zero) for tensors in local.values()])
         largest = math.isinf(norm_type)
         for group, part in ((self._shards, powers[:2]), (self._tensor, powers[1:3]), (self._stages, powers)):
             if group is not None and group.size > 1:
@@ -115,10 +120,10 @@ def _spread(gradient: torch.Tensor) -> tuple[bool, bool]:
     return any(name != TENSOR_AXIS for name in axes), TENSOR_AXIS in axes
 
 
-def _power(tensors: list[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """[1], fp32: the sum of absolute values to the power of ``norm_type``, or the largest of them."""
+def _power(tensors: list[torch.Tensor], norm_type: float, zero: torch.Tensor) -> torch.Tensor:
+    """[1], as ``zero`` is: the sum of absolute values to the power of ``norm_type``, or the largest of them."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
-        return torch.zeros(1, device=device)
-    norms = torch.stack([norm.float() for norm in torch._foreach_norm(filled, norm_type)])
+        return zero
+    norms = torch.stack([norm.to(zero.dtype) for norm in torch._foreach_norm(filled, norm_type)])
     return norms.max().view(1) if math.isinf(norm_type) else norms.pow(norm_type).sum().view(1)

@@ -138,13 +138,7 @@ def shard(
             its values.
         LostWeightsError: A fit of the module has failed.
     """
-    if has_lost_weights(module):
-        raise_lost(type(module).__name__)
-    if any(isinstance(inner, FSDPModule) for inner in module.modules()):
-        raise ConfigError(
-            "the model is sharded already, by another Trainer's strategy or by fully_shard in your code; give the "
-            "same Trainer the model again, or make a new model"
-        )
+    _refuse_unusable(module)
     policy = policy_of(config)
     sharded = Sharded(
         module,
@@ -161,11 +155,7 @@ def shard(
     originals = {} if was_meta else {name: p for name, p in named.items() if not isinstance(p, DTensor)}
     kept_whole = unshardable(sharded)
     rest: list[nn.Module] = [sharded]
-    if wrong := [name for name, p in kept_whole.items() if isinstance(p, DTensor)]:
-        raise CombinationError(
-            f"{wrong[0].removeprefix('module.')} is split over ranks and of another type than most parameters, which "
-            f"parallel.mode={config.mode} does not take; write 'replicate' for its layer in parallel.tensor.plan"
-        )
+    _refuse_split(kept_whole, config)
     by_schedule, elsewhere = owners is not None, owners.elsewhere if owners is not None else frozenset()
     if by_child and owners is None:
         owners = child_owners(module)
@@ -189,6 +179,26 @@ def shard(
     full = ShardTensors(sharded, links.scatter, split)
     sharded.complete(reduction=reduction, full=full, originals=originals, was_whole=not was_meta)
     return sharded
+
+
+def _refuse_unusable(module: nn.Module) -> None:
+    """Refuse a module that has lost its weights, or is sharded already."""
+    if has_lost_weights(module):
+        raise_lost(type(module).__name__)
+    if any(isinstance(inner, FSDPModule) for inner in module.modules()):
+        raise ConfigError(
+            "the model is sharded already, by another Trainer's strategy or by fully_shard in your code; give the "
+            "same Trainer the model again, or make a new model"
+        )
+
+
+def _refuse_split(kept_whole: Mapping[str, nn.Parameter], config: ParallelConfig) -> None:
+    """Refuse parameters that are to stay whole on each rank, and are split over ranks."""
+    if wrong := [name for name, p in kept_whole.items() if isinstance(p, DTensor)]:
+        raise CombinationError(
+            f"{wrong[0].removeprefix('module.')} is split over ranks and of another type than most parameters, which "
+            f"parallel.mode={config.mode} does not take; write 'replicate' for its layer in parallel.tensor.plan"
+        )
 
 
 def policy_of(config: ParallelConfig) -> ShardPolicy:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from examples.model import GPT
 from lightning_dist import PipelineLayer
+from lightning_dist.parallel.pipeline.micro_batches import map_tensors
 from lightning_dist.run_config import GPTConfig
 from tests.distributed.lightning_runs import adamw, loader_of, sgd, strategy_of, trainer_on_pool
 from tests.distributed.sharded_runs import KeepState
@@ -179,6 +180,11 @@ class StageCase:
     def reduction(self) -> str:
         return "sum" if self.loss == "sum" else "mean"
 
+    @property
+    def is_double(self) -> bool:
+        """Whether all is computed in fp64, by the reference too."""
+        return self.trainer.get("precision") == "64-true"
+
 
 def targets_of(case: StageCase, batch: Any) -> Tensor:
     """Of a batch; where some are to be ignored, about half of the first samples' and none of the others'."""
@@ -309,13 +315,16 @@ def train(context: RankContext, case: StageCase) -> StageOutcome:
 def reference(case: StageCase, data_ranks: int) -> list[ReferenceStep]:
     """The same in one process. Where targets are ignored, the batches of all ranks are one: the mean is over tokens."""
     batches = [case.batches(rank) for rank in range(data_ranks)]
+    make_model = MODELS[case.model]
+    if case.is_double:
+        batches = [[map_tensors(batch, _doubled) for batch in each] for each in batches]
     if case.loss == "ignoring":
         batches = [[torch.cat(parts) for parts in zip(*batches, strict=True)]]
     clip = case.trainer.get("gradient_clip_val")
     by_value = case.trainer.get("gradient_clip_algorithm") == "value"
     make = adamw if case.optimizer == "adamw" else sgd
     return train_reference(
-        make_model=MODELS[case.model],
+        make_model=(lambda: make_model().double()) if case.is_double else make_model,
         make_optimizer=lambda parameters: make(parameters),
         batches=batches,
         loss_of=lambda model, batch: loss_of(case, model(input_of(case, batch)), batch),
@@ -323,3 +332,7 @@ def reference(case: StageCase, data_ranks: int) -> list[ReferenceStep]:
         clip_norm=None if by_value else clip,
         clip_value=clip if by_value else None,
     )
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

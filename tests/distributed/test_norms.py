@@ -59,6 +59,27 @@ def test_what_is_whole_counts_once(ranks: RankPool) -> None:
         assert found[:4] == pytest.approx([13.0, 19.0, (27 + 64 + 1728) ** (1 / 3), 12.0])
 
 
+def norm_in_double(context: RankContext) -> tuple[torch.dtype, float]:
+    """Of gradients spread over stages; this rank counts its own."""
+    run = open_run(context)
+    try:
+        weights = [nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(context.world_size)]
+        for weight in weights:
+            weight.grad = torch.full((1,), 1 / 3, dtype=torch.float64)
+        own = weights[context.rank]
+        norm = GlobalNorm(run.collectives, stages=run.world, counts=lambda weight: weight is own)
+        found = norm.total(weights)
+        return found.dtype, float(found)
+    finally:
+        run.close()
+
+
+def test_the_norm_of_double_gradients_is_double(ranks: RankPool) -> None:
+    for dtype, found in ranks.run(norm_in_double, world_size=2):
+        assert dtype == torch.float64
+        assert found == pytest.approx(math.sqrt(2) / 3, rel=1e-15)
+
+
 def norms_of_parts(context: RankContext, per_rank: list[float], whole: float) -> list[float]:
     """Of gradients that ranks which share layers hold parts of: split, sharded and split, sharded only, whole."""
     run = open_run(context)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 from torch.utils.data import DataLoader
@@ -200,6 +202,48 @@ class GivesItsOwn(Learner):
         return self.head(self.take(*self.give(self.first(x))))
 
 
+class Masked(Learner):
+    """A mask of floats travels with the values; of these only what trains has a gradient, from the third batch on."""
+
+    def make(self) -> None:
+        self.first, self.second, self.third, self.head = (nn.Linear(a, b) for a, b in ((7, 6), (6, 6), (6, 6), (6, 3)))
+        self.first.requires_grad_(False)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.first.requires_grad_(batch_idx >= 2)
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(self.first(x)), (x[:, :6] > 0).float()
+
+    def step(self, layer: nn.Module, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        if self.training:
+            assert not mask.requires_grad
+            assert x.requires_grad == (layer is not self.second or self.first.weight.requires_grad)
+        return torch.tanh(layer(x)) * mask, mask
+
+    def end(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.head(x * mask)
+
+    def pipeline_layers(self) -> Any:
+        second, third = (functools.partial(self.step, layer) for layer in (self.second, self.third))
+        middle = [PipelineLayer(second, self.second), PipelineLayer(third, self.third)]
+        return [PipelineLayer(self.embed, self.first), *middle, PipelineLayer(self.end, self.head)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(*self.step(self.third, *self.step(self.second, *self.embed(x))))
+
+
+class Finetuned(Learner):
+    """Its first layers, which two names lead to, train from the second epoch on, in a group of their own."""
+
+    def make(self) -> None:
+        super().make()
+        self.backbone = nn.Sequential(self.net[0], self.net[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return sgd([p for p in self.parameters() if p.requires_grad])
+
+
 class Missing(Learner):
     """Some of its inputs are not known."""
 
@@ -287,6 +331,11 @@ def pipe(schedule: str = "1f1b", **more: Any) -> dict[str, Any]:
 
 ACCUMULATED = {"accumulate_grad_batches": 2}
 BY_TIME = pipe(balance="time")
+FINETUNED: dict[str, Any] = {
+    "max_epochs": 3,
+    "val_check_interval": 2,
+    "callbacks": [BackboneFinetuning(1, verbose=False), GradientAccumulationScheduler({0: 1, 2: 3})],
+}
 CASES: dict[str, tuple[type[Learner], dict[str, Any], dict[str, Any]]] = {
     "in_place": (InPlace, pipe(split=[1, 4]), {}),
     "in_place-by_time": (InPlaceExample, BY_TIME, {}),
@@ -298,6 +347,11 @@ CASES: dict[str, tuple[type[Learner], dict[str, Any], dict[str, Any]]] = {
     "own_parameter": (OwnParameter, pipe(), {}),
     "in_a_list": (InAList, pipe(), {}),
     "one_more_in_training": (OneMoreInTraining, pipe(split=[2, 2]), {}),
+    "masked": (Masked, pipe(split=[1, 3]), {}),
+    "masked-zbv": (Masked, pipe("zbv"), {}),
+    "masked-zero_bubble": (Masked, pipe("interleaved_zero_bubble"), {}),
+    "finetuned": (Finetuned, pipe(), FINETUNED),
+    "finetuned-zbv": (Finetuned, pipe("zbv"), FINETUNED),
     "missing": (Missing, pipe(), {}),
     "no_number": (NoNumber, pipe(), ACCUMULATED),
     "own_zeroing": (OwnZeroing, pipe(), {}),
@@ -349,6 +403,11 @@ class LogsInLayer(OwnParameter):
         return super().embed(x)
 
 
+class Gathers(Learner):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return torch.as_tensor(self.all_gather(self.loss(batch))).mean()
+
+
 class StepsInBackward(Learner):
     def make(self) -> None:
         super().make()
@@ -365,6 +424,7 @@ REFUSED: dict[str, tuple[type[Learner], str]] = {
     "penalty": (Penalty, r"stage 1 of 2 uses net\.\d\.0\.\w+, which is on another rank"),
     "incomplete": (Incomplete, r"self.model, and model.head.weight is in none of them"),
     "logs_in_layer": (LogsInLayer, r"self.log\('mean', ...\) in a layer of a pipeline"),
+    "gathers": (Gathers, r"self.all_gather in Gathers.training_step.*gather them in on_train_batch_end"),
     "post_accumulate": (StepsInBackward, "net.0.0.weight has a hook by register_post_accumulate_grad_hook"),
     "vector": (Vector, r"a loss of shape \[2, 3\]: return one number"),
 }

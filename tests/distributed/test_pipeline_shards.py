@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.pipeline_runs import StageCase, train
-from tests.distributed.test_pipeline_training import BY_NORM, LAYOUTS, check
+from tests.distributed.test_pipeline_training import BY_NORM, DOUBLE, LAYOUTS, check
 from tests.support.ranks import RankPool
 from tests.support.sweeps import sampled
 
@@ -65,6 +65,10 @@ CASES = {
             trainer={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"},
         ),
     ),
+    "zero2-double-sum-frozen": (
+        "2+2",
+        StageCase("frozen", pipeline=pipe(), parallel=ZERO2, loss="sum", accumulation=3, trainer={**DOUBLE, **BY_NORM}),
+    ),
     "zero2-flat": ("2+2", StageCase("gpt", pipeline=pipe(), parallel=ZERO2, strategy={"sync": {"algorithm": "flat"}})),
 }
 
@@ -76,6 +80,7 @@ ALWAYS = (
     "zero2-zbv-tied",
     "zero1-ignoring",
     "zero2-uneven-short",
+    "zero2-double-sum-frozen",
 )
 
 

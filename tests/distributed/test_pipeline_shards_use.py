@@ -12,22 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_dist.errors import CombinationError, LostWeightsError
+from lightning_dist.errors import CombinationError
 from tests.distributed.lightning_runs import loader_of, trainer_on_pool
 from tests.distributed.pipeline_runs import (
     STEPS,
     StageCase,
     StageLearner,
-    input_of,
-    loss_of,
     make_batches,
     reference,
     strategy_for,
     train,
 )
+from tests.distributed.stage_use import check_checkpoint, check_evaluation, evaluate, fail_then_use, net_of
 from tests.distributed.test_pipeline_shards import ZERO1, ZERO2, pipe
 from tests.distributed.test_pipeline_training import BY_NORM, LAYOUTS, check
-from tests.distributed.test_pipeline_use import evaluate, go_on, net_of, train_and_save
 from tests.support.ranks import RankPool
 from tests.support.reference import assert_same
 from tests.support.tasks import RankContext
@@ -215,17 +213,7 @@ class Uneven(StageLearner):
 def test_evaluation_is_that_of_the_uncut_model(ranks: RankPool, schedule: str, mode: str) -> None:
     case = dataclasses.replace(TIED, pipeline=pipe(schedule), parallel={"mode": mode})
     outcomes = ranks.run(evaluate, layout=HOSTS, args=(case,))
-    net, trained = net_of(case).eval(), net_of(case, outcomes[0]["weights"]).eval()
-    batches = {rank: make_batches("gpt", 2, seed=50 + rank, size=3) for rank in (0, 1)}
-
-    @torch.no_grad()
-    def mean_loss(model: nn.Module) -> float:
-        losses = [loss_of(case, model(input_of(case, b)), b) for rank in batches for b in batches[rank]]
-        return float(torch.stack(losses).mean())
-
-    for outcome in outcomes:
-        assert outcome["before"] == pytest.approx(mean_loss(net), rel=1e-5)
-        assert outcome["in_fit"] == outcome["after"] == pytest.approx(mean_loss(trained), rel=1e-5)
+    check_evaluation(outcomes, case, data_ranks=(0, 0, 1, 1))
 
 
 def fit_uneven(context: RankContext) -> dict[str, Tensor]:
@@ -255,13 +243,8 @@ def test_a_checkpoint_is_that_of_the_uncut_model(
     """Two pipelines of two, and two ranks of the other modes, read the same parts of the data."""
     case = dataclasses.replace(TIED, pipeline=pipe(schedule))
     pair = {"a": [0, 1]}
-    expected = ranks.run(train_and_save, layout=pair if first else HOSTS, args=(case, first, tmp_path))
-    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
-    names = [f"net.{name}" for name, _ in net_of(case).named_parameters(remove_duplicate=False)]
-    assert list(saved["state_dict"]) == names
-    found = ranks.run(go_on, layout=pair if second else HOSTS, args=(case, second, tmp_path / "epoch=0.ckpt"))
-    mean = torch.tensor(found).mean(0)
-    torch.testing.assert_close(mean, torch.tensor(expected).mean(0), rtol=1e-5, atol=1e-6)
+    layouts = {None: HOSTS, "ddp": pair, "zero2": pair}
+    check_checkpoint(ranks, case, tmp_path, first=first, second=second, layouts=layouts)
 
 
 def state_in_fit(context: RankContext, mode: str) -> dict[str, Any]:
@@ -386,22 +369,8 @@ def test_unused_parameters_are_found(ranks: RankPool, parallel: dict[str, Any]) 
         assert_same(weights, expected, atol=1e-6)
 
 
-def fail_then_use(context: RankContext) -> None:
-    class Fails(StageLearner):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if batch_idx == 1:
-                raise ValueError("no more")
-            return super().training_step(batch, batch_idx)
-
-    module = Fails(ODD)
-    with pytest.raises((ValueError, RuntimeError), match="no more"):
-        trainer_on_pool(context, strategy_for(ODD), limit_val_batches=0).fit(module)
-    with pytest.raises(LostWeightsError, match="weights of this"):
-        module.net(torch.zeros(2, 7))
-
-
 def test_a_failed_fit_leaves_no_wrong_weights(ranks: RankPool) -> None:
-    ranks.run(fail_then_use, layout=HOSTS)
+    ranks.run(fail_then_use, layout=HOSTS, args=(ODD,))
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------

@@ -6,11 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from lightning_dist import PipelineLayer
 from lightning_dist.errors import LostWeightsError, PlacementError
@@ -19,16 +17,14 @@ from tests.distributed.pipeline_runs import (
     STEPS,
     StageCase,
     StageLearner,
-    input_of,
-    loss_of,
     make_batches,
     reference,
     strategy_for,
     train,
 )
+from tests.distributed.stage_use import check_checkpoint, check_evaluation, check_state_in_fit, evaluate, state_in_fit
 from tests.distributed.test_pipeline_tensor import LAYOUTS, two_by_two
 from tests.distributed.test_pipeline_training import check
-from tests.distributed.test_pipeline_use import evaluate, go_on, net_of, train_and_save
 from tests.support.ranks import RankPool
 from tests.support.reference import assert_same
 from tests.support.tasks import RankContext
@@ -54,18 +50,7 @@ def test_pipelines_that_read_different_data_average_their_parts(ranks: RankPool)
 @BOTH
 def test_evaluation_is_that_of_the_uncut_model(ranks: RankPool, case: StageCase) -> None:
     outcomes = ranks.run(evaluate, layout=HOSTS, args=(case,))
-    batches = make_batches(case.model, 2, seed=50, size=3)
-    net, trained = net_of(case).eval(), net_of(case, outcomes[0]["weights"]).eval()
-    with torch.no_grad():
-        before, after = (
-            float(sum(loss_of(case, model(input_of(case, batch)), batch) for batch in batches)) / len(batches)
-            for model in (net, trained)
-        )
-        expected = [net(input_of(case, batch)) for batch in batches]
-    for outcome in outcomes:
-        assert outcome["before"] == pytest.approx(before, rel=1e-5)
-        assert outcome["in_fit"] == outcome["after"] == pytest.approx(after, rel=1e-5)
-        torch.testing.assert_close(outcome["predictions"], expected)
+    check_evaluation(outcomes, case, data_ranks=(0, 0, 0, 0))
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -81,43 +66,11 @@ def test_a_checkpoint_is_that_of_the_whole_model(
 ) -> None:
     """All ranks of the pipeline read one part of the data, and so does one rank of ddp."""
     layouts = {None: HOSTS, "ddp": {"a": [0]}, "tensor": {"a": [0, 1]}}
-    expected = ranks.run(train_and_save, layout=layouts[first], args=(case, first, tmp_path))
-    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
-    names = [f"net.{name}" for name, _ in net_of(case).named_parameters(remove_duplicate=False)]
-    assert list(saved["state_dict"]) == names
-    tied = [saved["state_dict"][f"net.{name}.weight"] for name in ("tokens", "head")]
-    assert tied[0].data_ptr() == tied[1].data_ptr()
-    found = ranks.run(go_on, layout=layouts[second], args=(case, second, tmp_path / "epoch=0.ckpt"))
-    for losses in found:
-        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=1e-5, atol=1e-6)
-
-
-def state_in_fit(context: RankContext, case: StageCase) -> dict[str, Any]:
-    """What ``state_dict`` of an inner module gives while the model is cut, what loading does, and what is held."""
-    said: dict[str, Any] = {}
-
-    class Look(pl.Callback):
-        def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            net: Any = pl_module.net
-            said["inner"] = {name: value.clone() for name, value in net.state_dict().items()}
-            net.load_state_dict({name: value * 2 for name, value in said["inner"].items()})
-            parts = [p._local_tensor if isinstance(p, DTensor) else p for p in set(net.parameters())]
-            said["memory"] = sum(part.untyped_storage().nbytes() for part in parts)
-
-    module = StageLearner(case)
-    trainer_on_pool(context, strategy_for(case), callbacks=[Look()]).fit(module)
-    said["after"] = {name: value.clone() for name, value in module.net.state_dict().items()}
-    return said
+    check_checkpoint(ranks, case, tmp_path, first=first, second=second, layouts=layouts)
 
 
 def test_state_dict_is_whole_while_the_model_is_cut(ranks: RankPool) -> None:
-    outcomes = ranks.run(state_in_fit, layout=HOSTS, args=(CASE,))
-    size = sum(p.numel() * p.element_size() for p in net_of(CASE).parameters())
-    for outcome in outcomes:
-        for name, value in outcomes[0]["inner"].items():
-            assert torch.equal(outcome["inner"][name], value)
-            assert torch.equal(outcome["after"][name], 2 * value)
-    assert sum(outcome["memory"] for outcome in outcomes) < 1.4 * size, "a rank holds its parts of its stages only"
+    check_state_in_fit(ranks.run(state_in_fit, layout=HOSTS, args=(CASE,)), CASE, most=1.4)
 
 
 # -- random numbers ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+from torch.testing import assert_close
 
 from tests.distributed.pipeline_runs import StageCase, StageOutcome, reference, train
 from tests.support.ranks import RankPool
@@ -21,15 +21,19 @@ LAYOUTS: dict[str, dict[str, list[int]]] = {
 }
 
 
-def check(outcomes: list[StageOutcome], case: StageCase, *, atol: float = 1e-6) -> None:
-    """All ranks equal the reference, a few roundings of fp32 values near 1 apart; losses are larger, hence rtol."""
+def check(outcomes: list[StageOutcome], case: StageCase) -> None:
+    """All ranks equal the reference, a few roundings of values near 1 apart; losses are larger, hence rtol.
+
+    In fp32 a rounding is 6e-8, and in fp64 1e-16.
+    """
+    atol, rtol = (1e-13, 1e-13) if case.is_double else (1e-6, 2e-6)
     steps = reference(case, 1 + max(outcome.data_rank for outcome in outcomes))
     losses = [sum(ranks) / len(ranks) for step in steps for ranks in step.rank_losses]
     for outcome in outcomes:
-        torch.testing.assert_close(torch.tensor(outcome.losses), torch.tensor(losses), rtol=2e-6, atol=atol)
+        assert_close(outcome.losses, losses, rtol=rtol, atol=atol)
         own = losses if case.loss == "ignoring" else [loss[outcome.data_rank] for s in steps for loss in s.rank_losses]
         if case.loss != "ignoring" and case.loss != "sum":  # a mean over what one pipeline read
-            torch.testing.assert_close(torch.tensor(outcome.logged), torch.tensor(own), rtol=2e-6, atol=atol)
+            assert_close(outcome.logged, own, rtol=rtol, atol=atol)
         assert_same(outcome.weights, steps[-1].weights, atol=atol)
         assert outcome.kinds == {"Parameter"}
         assert outcome.weights.keys() == outcomes[0].weights.keys()
@@ -41,6 +45,7 @@ def pipe(schedule: str = "1f1b", **options: Any) -> dict[str, Any]:
 
 
 BY_NORM: dict[str, Any] = {"gradient_clip_val": 0.5}
+DOUBLE: dict[str, Any] = {"precision": "64-true"}
 CASES = {
     "gpipe-2": ("2", StageCase(pipeline=pipe("gpipe"), optimizer="adamw")),
     "1f1b-2-accumulation": ("2", StageCase(pipeline=pipe(), accumulation=3, trainer=BY_NORM)),
@@ -65,6 +70,17 @@ CASES = {
     ),
     "3+1": ("3+1", StageCase(pipeline=pipe(size=2), accumulation=3)),
     "by_hand-2": ("2", StageCase(pipeline=pipe(split=[7, 2]))),
+    # sums of losses let weights grow until a few roundings of fp32 are more than 1e-6
+    "double-sum-frozen-2": ("2", StageCase("frozen", pipeline=pipe(), loss="sum", trainer=DOUBLE)),
+    "double-sum-frozen-zbv": (
+        "2",
+        StageCase("frozen", pipeline=pipe("zbv"), loss="sum", accumulation=3, trainer=DOUBLE),
+    ),
+    "double-sum-frozen-4": ("4", StageCase("frozen", pipeline=pipe(), loss="sum", trainer={**DOUBLE, **BY_NORM})),
+    "double-2+2-tied": (
+        "2+2",
+        StageCase("gpt", pipeline=pipe("zbv"), optimizer="adamw", accumulation=3, trainer={**DOUBLE, **BY_NORM}),
+    ),
 }
 
 
@@ -83,6 +99,9 @@ ALWAYS = (
     "streams-zbv",
     "cyclic-4",
     "3+1",
+    "double-sum-frozen-zbv",
+    "double-sum-frozen-4",
+    "double-2+2-tied",
 )
 
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 
-from lightning_dist.errors import CombinationError, ConfigError, LostWeightsError, PlacementError
-from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
+from lightning_dist.errors import CombinationError, ConfigError, PlacementError
+from tests.distributed.lightning_runs import loader_of, trainer_on_pool
 from tests.distributed.pipeline_runs import (
     STEPS,
     StageCase,
     StageLearner,
-    input_of,
-    loss_of,
     make_batches,
     strategy_for,
+)
+from tests.distributed.stage_use import (
+    check_checkpoint,
+    check_evaluation,
+    check_state_in_fit,
+    evaluate,
+    fail_then_use,
+    net_of,
+    state_in_fit,
 )
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
@@ -30,47 +36,14 @@ TWO = StageCase("gpt", pipeline={"size": 2, "micro_batches": 4}, optimizer="adam
 HOSTS = {"a": [0, 1], "b": [2, 3]}
 
 
-def net_of(case: StageCase, weights: dict[str, Tensor] | None = None) -> torch.nn.Module:
-    net = StageLearner(case).net
-    if weights is not None:
-        net.load_state_dict(weights)
-    return net
-
-
 # -- evaluation -------------------------------------------------------------------------------------------------------
-
-
-def evaluate(context: RankContext, case: StageCase) -> dict[str, Any]:
-    module = StageLearner(case)
-    trainer = trainer_on_pool(context, strategy_for(case))
-    said: dict[str, Any] = {"before": trainer.validate(module, verbose=False)[0]["val_loss"]}
-    said["predictions"] = trainer.predict(module)
-    said["rank"] = context.rank
-    trainer.fit(module)
-    said["in_fit"] = float(trainer.callback_metrics["val_loss"])
-    said["after"] = trainer.test(module, verbose=False)[0]["val_loss"]
-    said["weights"] = {name: value.clone() for name, value in module.net.state_dict().items()}
-    return said
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_evaluation_is_that_of_the_uncut_model(ranks: RankPool, schedule: str) -> None:
     case = StageCase("gpt", pipeline={"size": 2, "micro_batches": 4, "schedule": schedule})
     outcomes = ranks.run(evaluate, layout=HOSTS, args=(case,))
-    net, trained = net_of(case).eval(), net_of(case, outcomes[0]["weights"]).eval()
-    batches = {rank: make_batches("gpt", 2, seed=50 + rank, size=3) for rank in (0, 1)}
-
-    @torch.no_grad()
-    def mean_loss(model: torch.nn.Module) -> float:
-        losses = [loss_of(case, model(input_of(case, b)), b) for rank in batches for b in batches[rank]]
-        return float(torch.stack(losses).mean())
-
-    for outcome in outcomes:
-        assert outcome["before"] == pytest.approx(mean_loss(net), rel=1e-5)
-        assert outcome["in_fit"] == outcome["after"] == pytest.approx(mean_loss(trained), rel=1e-5)
-    for outcome, data_rank in zip(outcomes, (0, 0, 1, 1), strict=True):
-        expected = [net(input_of(case, batch)).detach() for batch in batches[data_rank]]
-        torch.testing.assert_close(outcome["predictions"], expected)
+    check_evaluation(outcomes, case, data_ranks=(0, 0, 1, 1))
 
 
 # -- logging, stopping, schedulers ------------------------------------------------------------------------------------
@@ -121,30 +94,6 @@ def test_what_is_logged_and_decided_is_alike_on_all_ranks(ranks: RankPool) -> No
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def losses_of(module: StageLearner) -> list[float]:
-    return [each["loss"] for each in module.seen]
-
-
-def train_and_save(context: RankContext, case: StageCase, parallel: Any, folder: Path) -> list[float]:
-    """Two epochs; a checkpoint after the first."""
-    module = StageLearner(case)
-    strategy = strategy_for(case) if parallel is None else strategy_of(parallel=parallel)
-    saving = ModelCheckpoint(folder, filename="{epoch}", every_n_epochs=1, save_top_k=-1)
-    trainer = trainer_on_pool(
-        context, strategy, max_epochs=2, limit_val_batches=0, callbacks=[saving], enable_checkpointing=True
-    )
-    trainer.fit(module)
-    return losses_of(module)[STEPS:]
-
-
-def go_on(context: RankContext, case: StageCase, parallel: Any, path: Path) -> list[float]:
-    module = StageLearner(case)
-    strategy = strategy_for(case) if parallel is None else strategy_of(parallel=parallel)
-    trainer = trainer_on_pool(context, strategy, max_epochs=2, limit_val_batches=0)
-    trainer.fit(module, ckpt_path=path)
-    return losses_of(module)
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [(None, None), (None, "ddp"), ("ddp", None)],
@@ -154,45 +103,12 @@ def test_a_checkpoint_is_that_of_the_uncut_model(
     ranks: RankPool, first: str | None, second: str | None, tmp_path: Path
 ) -> None:
     """Two pipelines of two and two ranks of ddp read the same parts of the data."""
-    case, layouts = TWO, {None: HOSTS, "ddp": {"a": [0, 1]}}
-    expected = ranks.run(train_and_save, layout=layouts[first], args=(case, first, tmp_path))
-    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
-    names = [f"net.{name}" for name, _ in net_of(case).named_parameters(remove_duplicate=False)]
-    assert list(saved["state_dict"]) == names
-    tied = [saved["state_dict"][f"net.{name}.weight"] for name in ("tokens", "head")]
-    assert tied[0].data_ptr() == tied[1].data_ptr()
-    found = ranks.run(go_on, layout=layouts[second], args=(case, second, tmp_path / "epoch=0.ckpt"))
-    mean = torch.tensor(found).mean(0)  # under ddp each rank has the loss of its own part
-    torch.testing.assert_close(mean, torch.tensor(expected).mean(0), rtol=1e-5, atol=1e-6)
-
-
-def state_in_fit(context: RankContext) -> dict[str, Any]:
-    """What ``state_dict`` of an inner module gives while the model is cut, and what loading does."""
-    said: dict[str, Any] = {}
-
-    class Look(pl.Callback):
-        def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            said["inner"] = {name: value.clone() for name, value in pl_module.net.state_dict().items()}  # type: ignore[union-attr]
-            doubled = {name: value * 2 for name, value in said["inner"].items()}
-            pl_module.net.load_state_dict(doubled)  # type: ignore[union-attr]
-            said["memory"] = sum(p.untyped_storage().nbytes() for p in set(pl_module.parameters()))
-
-    module = StageLearner(FOUR)
-    trainer = trainer_on_pool(context, strategy_for(FOUR), callbacks=[Look()])
-    trainer.fit(module)
-    said["after"] = {name: value.clone() for name, value in module.net.state_dict().items()}
-    return said
+    layouts = {None: HOSTS, "ddp": {"a": [0, 1]}}
+    check_checkpoint(ranks, TWO, tmp_path, first=first, second=second, layouts=layouts)
 
 
 def test_state_dict_is_whole_while_the_model_is_cut(ranks: RankPool) -> None:
-    outcomes = ranks.run(state_in_fit, layout=HOSTS)
-    net = net_of(FOUR)
-    size = sum(p.numel() * p.element_size() for p in net.parameters())
-    for outcome in outcomes:
-        for name, value in outcomes[0]["inner"].items():
-            assert torch.equal(outcome["inner"][name], value)
-            assert torch.equal(outcome["after"][name], 2 * value)
-    assert sum(outcome["memory"] for outcome in outcomes) < 1.3 * size, "a rank holds its stages only"
+    check_state_in_fit(ranks.run(state_in_fit, layout=HOSTS, args=(FOUR,)), FOUR, most=1.3)
 
 
 # -- alone, and refused ------------------------------------------------------------------------------------------------
@@ -282,20 +198,5 @@ def refused_size(context: RankContext) -> None:
         fit(context, StageCase(pipeline={"size": 2}), {})
 
 
-def fail_then_use(context: RankContext) -> None:
-    class Fails(StageLearner):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            if batch_idx == 1:
-                raise ValueError("no more")
-            return super().training_step(batch, batch_idx)
-
-    module = Fails(FOUR)
-    trainer = trainer_on_pool(context, strategy_for(FOUR), limit_val_batches=0)
-    with pytest.raises((ValueError, RuntimeError), match="no more"):
-        trainer.fit(module)
-    with pytest.raises(LostWeightsError, match="weights of this"):
-        module.net(torch.zeros(2, 7))
-
-
 def test_a_failed_fit_leaves_no_wrong_weights(ranks: RankPool) -> None:
-    ranks.run(fail_then_use, layout=HOSTS)
+    ranks.run(fail_then_use, layout=HOSTS, args=(FOUR,))

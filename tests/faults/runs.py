@@ -22,7 +22,7 @@ from lightning_dist.config import SyncConfig, TopologyConfig
 from lightning_dist.errors import HierDistError
 from lightning_dist.events import EventStream
 from tests.distributed.runs import opened
-from tests.support.faults import Fault, FaultPlan, FaultPoint, end_stopped, strikes
+from tests.support.faults import Fault, FaultPlan, end_stopped, strikes
 from tests.support.tasks import RankContext
 
 OPENING = "opening the gradients' groups"

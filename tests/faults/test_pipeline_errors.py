@@ -31,14 +31,15 @@ class Trip(nn.Module):
     def __init__(self, phase: str, kind: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(()))
-        self.phase, self.kind, self.count = phase, kind, 0
+        self.phase, self.kind, self.batch, self.count = phase, kind, 0, 0
+
+    def begin(self, batch: int) -> None:
+        self.batch, self.count = batch, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * self.weight
-        if not torch.is_grad_enabled():
-            return y
         self.count += 1
-        if self.count == 7:  # the third micro-batch of the second batch
+        if self.batch == 1 and self.count == 3:  # the third micro-batch of the second batch
             if self.phase == "forward":
                 self.fail()
             else:
@@ -53,7 +54,16 @@ class Trip(nn.Module):
         os.kill(os.getpid(), signal.SIGKILL if self.kind == "kill" else signal.SIGSTOP)
 
 
-class Tripping(StageLearner):
+class Trips(StageLearner):
+    """Has layers that trip."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        for module in self.modules():
+            if isinstance(module, Trip):
+                module.begin(batch_idx)
+
+
+class Tripping(Trips):
     def __init__(self, case: StageCase, stage: int, phase: str, kind: str) -> None:
         super().__init__(case)
         layers: list[nn.Module] = [nn.Linear(7, 7) for _ in range(4)]

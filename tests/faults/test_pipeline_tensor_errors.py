@@ -8,10 +8,10 @@ import pytest
 from torch import nn
 
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
-from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.distributed.pipeline_runs import StageCase
 from tests.faults.fits import ending_of_fit
 from tests.faults.runs import HOSTS
-from tests.faults.test_pipeline_errors import SAID, Trip
+from tests.faults.test_pipeline_errors import SAID, Trip, Trips
 from tests.support.ranks import Died, RankPool
 from tests.support.tasks import RankContext
 
@@ -20,7 +20,7 @@ PIPELINE = {"size": 2, "micro_batches": 4, "split": [2, 3]}
 PLAN = {"net.*.0": "column", "net.*.2": "row"}
 
 
-class Tripping(StageLearner):
+class Tripping(Trips):
     """Fails on one rank, beside which another has the same layers."""
 
     def __init__(self, case: StageCase, rank: int, own: int, phase: str, kind: str) -> None:

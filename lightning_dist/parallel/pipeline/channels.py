@@ -28,19 +28,17 @@ class TensorKind(NamedTuple):
     Attributes:
         shape: Of the tensor.
         dtype: Of its values.
+        has_gradient: Whether a gradient comes back for it: it depends on parameters that train.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    has_gradient: bool
 
     def __str__(self) -> str:
-        """E.g. ``float32 [4, 8]``."""
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether a gradient may come back for it."""
-        return self.dtype.is_floating_point or self.dtype.is_complex
+        """E.g. ``float32 [4, 8] with a gradient``."""
+        text = f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        return f"{text} with a gradient" if self.has_gradient else text
 
     @property
     def size_bytes(self) -> int:

@@ -14,6 +14,7 @@ from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.config.pipeline import ONE_STAGE, PipelineConfig, for_batch
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.pipeline.channels import Boundary
+from lightning_dist.parallel.pipeline.graph import enter
 from lightning_dist.parallel.pipeline.micro_batches import MicroBatch, Signature
 from lightning_dist.parallel.pipeline.schedules import LossOf, Schedule
 from lightning_dist.parallel.pipeline.stage import LayerStage, as_tuple, describe, kind_of
@@ -41,7 +42,8 @@ class StageRunner:
         self._pipeline = pipeline
         self._collectives = collectives
         self._schedules: dict[tuple[str, int], Schedule] = {}
-        self._boundaries: dict[tuple[Signature, bool, bool], list[tuple[Boundary, Boundary]]] = {}
+        self._boundaries: dict[tuple[Signature, bool, bool, tuple[bool, ...]], list[tuple[Boundary, Boundary]]] = {}
+        self.trained: tuple[bool, ...] = ()  # which of the model's parameters train; the same on all ranks
         self._loss_of: LossOf | None = None
         self.boundaries: list[list[tuple[Boundary, Boundary]]] = []  # of the last batch: [micro-batch][stage here]
 
@@ -143,19 +145,21 @@ class StageRunner:
     ) -> list[list[tuple[Boundary, Boundary]]]:
         """For each micro-batch and stage here, what comes and what goes; found out once for each shape of a batch.
 
-        Layers may give something else in training than in evaluation.
+        Layers may give something else in training than in evaluation, and something else has a gradient when
+        parameters are frozen or thawed.
         """
         found = []
         for part, given in zip(parts, inputs, strict=True):
-            key = (part.signature, torch.is_autocast_enabled(self.stages[0].device.type), trains)
+            is_mixed = torch.is_autocast_enabled(self.stages[0].device.type)
+            key = (part.signature, is_mixed, trains, self.trained if trains else ())
             if key not in self._boundaries:
-                self._boundaries[key] = self._try(given)
+                self._boundaries[key] = self._try(given, trains=trains)
             found.append(self._boundaries[key])
         self.boundaries = found
         return found
 
-    def _try(self, given: tuple[Any, ...]) -> list[tuple[Boundary, Boundary]]:
-        """Run the layers once on a micro-batch, without a trace: no gradients, random numbers or buffers.
+    def _try(self, given: tuple[Any, ...], *, trains: bool) -> list[tuple[Boundary, Boundary]]:
+        """Run the layers once on a micro-batch, without a trace: no backward, random numbers or buffers.
 
         They get real values: a layer may look things up by them, or measure its output by them.
         """
@@ -167,7 +171,9 @@ class StageRunner:
                 coming, values = self._hear(stage._positions[stage.stage_index - 1], stage.stage_index - 1)
             going: Boundary = ()
             if not stage.is_last:
-                going, values = self._run_once(stage, values)
+                if not stage.is_first:
+                    values = tuple(v.requires_grad_(k.has_gradient) for v, k in zip(values, coming, strict=True))
+                going, values = self._run_once(stage, values, trains=trains)
                 following = stage.stage_index + 1
                 if stage._is_elsewhere(following):
                     self._tell(going, values, stage._positions[following], stage.stage_index)
@@ -175,17 +181,19 @@ class StageRunner:
             coming = going
         return found
 
-    def _run_once(self, stage: LayerStage, given: tuple[Any, ...]) -> tuple[Boundary, tuple[Tensor, ...]]:
+    def _run_once(
+        self, stage: LayerStage, given: tuple[Any, ...], *, trains: bool
+    ) -> tuple[Boundary, tuple[Tensor, ...]]:
         devices = [stage.device] if stage.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), kept_buffers(stage.submod), torch.no_grad():
-            outputs = as_tuple(stage.submod(*given))
+        with torch.random.fork_rng(devices=devices), kept_buffers(stage.submod), torch.set_grad_enabled(trains):
+            outputs = as_tuple(stage.submod(*enter(given)))
         kinds = [kind_of(output) for output in outputs]
         if None in kinds:
             raise ConfigError(
                 f"{stage} gave {', '.join(describe(output) for output in outputs)}; between pipeline stages travel "
                 "tensors: let the layer return a tensor, or a tuple of tensors"
             )
-        return tuple(kind for kind in kinds if kind is not None), outputs
+        return tuple(kind for kind in kinds if kind is not None), tuple(output.detach() for output in outputs)
 
     def _hear(self, sender: int, stage: int) -> tuple[Boundary, tuple[Tensor, ...]]:
         said: list[Any] = [None]

@@ -255,7 +255,7 @@ class LayerStage:
         """Run the layers on a micro-batch; ``args`` are the first stage's."""
         values = args if self.is_first else self._arrived(ACTIVATION, chunk)
         if self.has_backward and not self.is_first:
-            values = tuple(v.requires_grad_() if v.is_floating_point() or v.is_complex() else v for v in values)
+            values = tuple(v.requires_grad_(k.has_gradient) for v, k in zip(values, self._inputs[chunk], strict=True))
         with self._working(FORWARD, chunk):
             output = self.submod(*enter(values))
             if not self.is_last:
@@ -278,7 +278,8 @@ class LayerStage:
         gradients: tuple[Tensor | None, ...] | None = None
         found: tuple[Tensor | None, ...] = ()
         if not self.is_last:
-            outputs, gradients = self._with_their_gradients(outputs, self._arrived(GRADIENT, chunk))
+            outputs = tuple(o for o, kind in zip(outputs, self._outputs[chunk], strict=True) if kind.has_gradient)
+            gradients = self._arrived(GRADIENT, chunk)
         with self._working(BACKWARD if full_backward else BACKWARD_INPUT, chunk), self._outside_autocast():
             roots = [loss] if self.is_last else list(outputs)
             if self._elsewhere is not None:
@@ -323,17 +324,8 @@ class LayerStage:
         handed = self._handed.pop((kind, chunk), None)
         return self._arriving.pop((kind, chunk)).wait() if handed is None else handed
 
-    def _with_their_gradients(
-        self, outputs: tuple[Any, ...], gradients: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], tuple[Tensor | None, ...]]:
-        """Each output that wants a gradient beside it."""
-        coming = iter(gradients)
-        pairs = [(o, next(coming)) for o in outputs if o.is_floating_point() or o.is_complex()]
-        wanted = [(output, gradient) for output, gradient in pairs if output.requires_grad]
-        return tuple(output for output, _ in wanted), tuple(gradient for _, gradient in wanted)
-
     def _gradients_to_give(self, chunk: int) -> list[Tensor]:
-        """Of each input that may have one; zeros for those that were not used."""
+        """Of each input that has one; zeros for those that were not used."""
         found = self._input_gradients.pop(chunk)
         kinds = self._inputs[chunk]
         return [
@@ -351,7 +343,8 @@ class LayerStage:
         got = ", ".join(describe(output) for output in outputs)
         raise ConfigError(
             f"{self} gave {got} for micro-batch {chunk}, and {', '.join(map(str, expected))} for another one of the "
-            "same shape; between stages travel tensors whose types and shapes depend on those of the batch only"
+            "same shape; between stages travel tensors whose types and shapes, and whether they have a gradient, "
+            "depend on the shapes of the batch only"
         )
 
     @contextmanager
@@ -383,7 +376,7 @@ class LayerStage:
 
 def kind_of(value: Any) -> TensorKind | None:
     """What crosses a boundary for a value; ``None`` if it cannot."""
-    return TensorKind(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
+    return TensorKind(tuple(value.shape), value.dtype, value.requires_grad) if isinstance(value, Tensor) else None
 
 
 def describe(value: Any) -> str:

@@ -73,7 +73,7 @@ class GivenOutput:
             self._compare(step, (*args, *kwargs.values()), inputs)
             return output
 
-        with _replaced(self._root, "forward", forward):
+        with replaced(self._root, "forward", forward):
             yield
         if not calls:
             raise ConfigError(
@@ -148,7 +148,7 @@ class StepLogs:
             entry = Logged(self._plain(name, value), arguments, options)
             self.entries.setdefault(name, []).append((weight, options.get("batch_size") or samples, entry))
 
-        with _replaced(self.module, "log", log):
+        with replaced(self.module, "log", log):
             yield
 
     def combined(self) -> dict[str, Logged]:
@@ -178,12 +178,39 @@ def no_logs(module: nn.Module) -> Iterator[None]:
             "model return the value, and log it in the step"
         )
 
-    with _replaced(module, "log", log):
+    with replaced(module, "log", log):
         yield
 
 
 @contextmanager
-def _replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+def no_gathers(module: nn.Module, step: str) -> Iterator[None]:
+    """Around one step, which runs on the rank of the last stage: others do not answer when it gathers from all.
+
+    Args:
+        module: The user's.
+        step: Its name.
+
+    Raises:
+        ConfigError: It does.
+    """
+    own: Callable[..., Any] = module.all_gather  # type: ignore[assignment]  # a LightningModule's
+
+    def all_gather(data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        if group is None:
+            raise ConfigError(
+                f"self.all_gather in {type(module).__name__}.{step}, which runs on the rank of a pipeline's last stage "
+                "only: return the values, in training_step beside the loss as a mapping, and gather them in "
+                f"on_{step.removesuffix('_step').replace('training', 'train')}_batch_end, which runs on all ranks"
+            )
+        return own(data, group=group, sync_grads=sync_grads)
+
+    with replaced(module, "all_gather", all_gather):
+        yield
+
+
+@contextmanager
+def replaced(module: nn.Module, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """While it is open, a module has another method of this name."""
     before = vars(module).get(name)
     vars(module)[name] = method
     try:
