@@ -105,7 +105,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         plain = plain.resolve_conj().resolve_neg()
     if not plain.numel():
         return memoryview(b"")
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    # Not reshape: a tensor of one value may have any stride and counts as contiguous.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def tensor_of(data: memoryview, dtype: str, sizes: Sequence[int]) -> torch.Tensor:

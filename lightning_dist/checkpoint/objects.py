@@ -9,8 +9,10 @@ from __future__ import annotations
 import collections
 import datetime
 import io
+import itertools
 import pathlib
 import pickle
+import pickletools
 import re
 import threading
 import warnings
@@ -27,7 +29,8 @@ from lightning_dist.errors import CheckpointError, UntrustedObjectError
 Global = Callable[..., Any] | tuple[Callable[..., Any], str]
 
 _LOCK = threading.Lock()  # torch keeps its list of safe names for the process, and adds and removes are not atomic
-_REFUSED = re.compile(r"(?:GLOBAL|class|function|instantiate)\s+`?<?(?:class |function |built-in function )?'?([\w.]+)")
+# What torch says of a name that is not on its list.
+_REFUSED = re.compile(r"GLOBAL ([\w.]+) (?:was not an allowed|whose module)")
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,17 @@ def encode(value: object, name: str, *, allow: Iterable[Global] = ()) -> Encoded
     except Exception as error:
         raise CheckpointError(f"object {name!r} cannot be saved: {type(error).__name__}: {error}") from error
     encoded = Encoded(buffer.getvalue())
+    allow = list(allow)
     unsafe = _unsafe_names(encoded.data, allow)
     if unsafe:
         raise CheckpointError(
             f"object {name!r} holds {', '.join(unsafe)}, which cannot be read back without running code. Save plain "
-            "values instead (a state_dict, a dict of settings), or pass the classes as allow= to both saving and loading"
+            "values instead (a state_dict, settings), or pass the classes as allow= to both saving and loading"
         )
+    try:
+        decode(encoded.data, name, allow=allow)
+    except CheckpointError as error:
+        raise CheckpointError(f"object {name!r} cannot be saved, as it could not be read back: {error}") from error
     return encoded
 
 
@@ -76,13 +84,16 @@ def decode(data: bytes | bytearray | memoryview, name: str, *, allow: Iterable[G
         CheckpointError: These are no bytes of an object.
     """
     try:
-        with _LOCK, torch.serialization.safe_globals([*allowed(), *allow]):
+        with _LOCK, torch.serialization.safe_globals([*allowed(), *allow]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the age of what will be refused
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        what = _REFUSED.search(str(error))
+        refused = _REFUSED.findall(str(error)) or _globals_of(data)
+        if not refused:
+            raise CheckpointError(f"object {name!r} cannot be read: {_reason(error)}") from error
         raise UntrustedObjectError(
-            f"object {name!r} would load {what.group(1) if what else 'what is not allowed'} and is refused: it was not "
-            "written by this library, or with allow= that is missing here"
+            f"object {name!r} would load {', '.join(refused)} and is refused: it was not written by this library, or "
+            "with allow= that is missing here"
         ) from error
     except Exception as error:
         raise CheckpointError(f"object {name!r} cannot be read: {type(error).__name__}: {error}") from error
@@ -100,7 +111,7 @@ def _standard() -> list[Global]:
         # Their module has another name in Python 3.13, and a checkpoint may be read by another Python.
         paths += [(kind, f"pathlib.{kind.__name__}"), (kind, f"pathlib._local.{kind.__name__}")]
     times = [datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone]
-    return [*paths, *times, collections.deque, collections.defaultdict, set, frozenset, slice, complex, bytearray]
+    return [*paths, *times, collections.defaultdict, set, frozenset, slice, complex, bytearray]
 
 
 def _numpy() -> list[Global]:
@@ -125,6 +136,28 @@ def _omegaconf() -> list[Global]:
         getattr(nodes, name) for name in dir(nodes) if name.endswith("Node") and name not in ("Node", "ValueNode")
     ]
     return [*kinds, (Any, "typing.Any"), dict, list, int, float, str, bool]
+
+
+def _globals_of(data: bytes | bytearray | memoryview) -> list[str]:
+    """What a bare pickle, which this library does not write, would import; nothing is run to find out."""
+    names, texts = [], [""]
+    try:
+        for opcode, argument, _ in pickletools.genops(bytes(data)):
+            if opcode.name == "GLOBAL":
+                names.append(str(argument).replace(" ", "."))
+            elif opcode.name == "STACK_GLOBAL":
+                names.append(".".join(texts[-2:]))
+            elif isinstance(argument, str):
+                texts.append(argument)
+    except Exception:  # it ends or goes wrong somewhere: what came before is enough
+        return names
+    return names
+
+
+def _reason(error: Exception) -> str:
+    """What torch says, without its advice to load it unsafely."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((b for a, b in itertools.pairwise(lines) if "WeightsUnpickler error" in a), lines[0])
 
 
 def _unsafe_names(data: bytes, allow: Iterable[Global]) -> list[str]:

@@ -55,7 +55,7 @@ class Piece:
                 f"types that can be saved: {', '.join(ELEMENT_BYTES)}"
             )
         if not len(self.shape) == len(self.offsets) == len(self.sizes):
-            raise CheckpointError(f"{self} has offsets or sizes of another number of dims than its shape")
+            raise CheckpointError(f"{self!r}: offsets or sizes have another number of dims than the shape")
         for whole, offset, size in zip(self.shape, self.offsets, self.sizes, strict=True):
             if offset < 0 or size < 0 or offset + size > whole:
                 raise CheckpointError(f"{self} reaches out of its tensor")

@@ -1,8 +1,8 @@
 """The seam to storage: a folder on disk or at a URL, and the five operations that checkpoints need of it.
 
 Local folders are written with ``os``, everything else through fsspec. An operation either has done what it says,
-durably, or raises :class:`StorageError` that names the operation, the place and the reason. Errors that may pass (a lost
-connection, a server that is busy) are tried again, by :class:`Retry`; others are not.
+durably, or raises :class:`StorageError` that names the operation, the place and the reason. Errors that may pass (a
+lost connection, a server that is busy) are tried again, by :class:`Retry`; others are not.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class RemoteFolder:
                 for buffer in buffers:
                     file.write(buffer)
             except BaseException:
-                with contextlib.suppress(Exception):  # the first error is the one to tell
-                    file.discard()
-                file.closed = True  # closing it would make what is half written a file
+                _abandon(file, lambda: self._fs.rm_file(f"{self._path}/{name}"))
                 raise
             file.close()
 
@@ -178,3 +176,13 @@ class RemoteFolder:
 
     def _do(self, operation: str, name: str, attempt: Callable[[], _T]) -> _T:
         return self._retry.call(attempt, f"{operation} {self.url.rstrip('/')}/{name}".rstrip("/"))
+
+
+def _abandon(file: Any, remove: Callable[[], None]) -> None:
+    """Give up a file that is half written; the error that came first is the one to tell."""
+    with contextlib.suppress(Exception):
+        file.discard()
+    with contextlib.suppress(Exception):
+        file.closed = True  # closing it, which the collector does too, would make a file of what is there
+    with contextlib.suppress(Exception):
+        remove()
