@@ -7,6 +7,7 @@ lists. What is not on the list is refused when it is saved already, so that no c
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import io
 import itertools
@@ -16,7 +17,7 @@ import pickletools
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -84,8 +85,7 @@ def decode(data: bytes | bytearray | memoryview, name: str, *, allow: Iterable[G
         CheckpointError: These are no bytes of an object.
     """
     try:
-        with _LOCK, torch.serialization.safe_globals([*allowed(), *allow]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the age of what will be refused
+        with _LOCK, torch.serialization.safe_globals([*allowed(), *allow]), _quiet(data):
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         refused = _REFUSED.findall(str(error)) or _globals_of(data)
@@ -138,6 +138,19 @@ def _omegaconf() -> list[Global]:
     return [*kinds, (Any, "typing.Any"), dict, list, int, float, str, bool]
 
 
+@contextlib.contextmanager
+def _quiet(data: bytes | bytearray | memoryview) -> Iterator[None]:
+    """No warnings about the age of a bare pickle, which will be refused. For what we write ourselves warnings are left
+    alone: their filters are not a thread's own.
+    """
+    if bytes(data[:2]) == b"PK":
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _globals_of(data: bytes | bytearray | memoryview) -> list[str]:
     """What a bare pickle, which this library does not write, would import; nothing is run to find out."""
     names, texts = [], [""]
@@ -161,6 +174,5 @@ def _reason(error: Exception) -> str:
 
 
 def _unsafe_names(data: bytes, allow: Iterable[Global]) -> list[str]:
-    with _LOCK, torch.serialization.safe_globals([*allowed(), *allow]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _LOCK, torch.serialization.safe_globals([*allowed(), *allow]):
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(data)))

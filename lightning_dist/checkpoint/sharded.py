@@ -85,11 +85,12 @@ def load(
 
 def _together(what: str, call: Callable[[bool], object]) -> None:
     try:
+        if dist.is_available() and dist.is_initialized():
+            call(False)  # without touching warnings: filters are not a thread's own, and this may be a writer's thread
+            return
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="torch.distributed is (disabled|unavailable)", category=UserWarning
-            )
-            call(not (dist.is_available() and dist.is_initialized()))
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            call(True)
     except CheckpointException as error:
         raise _as_ours(what, error) from error
 

@@ -112,15 +112,14 @@ class RemoteFolder:
         """See :class:`Folder`. Object stores show a file once it is whole."""
 
         def attempt() -> None:
-            self._fs.makedirs(self._path, exist_ok=True)
-            file = self._fs.open(f"{self._path}/{name}", "wb")
+            file = self._open(name)
             try:
                 for buffer in buffers:
                     file.write(buffer)
+                file.close()
             except BaseException:
                 _abandon(file, lambda: self._fs.rm_file(f"{self._path}/{name}"))
                 raise
-            file.close()
 
         self._do("write", name, attempt)
 
@@ -173,6 +172,13 @@ class RemoteFolder:
                     self._fs.rm_file(path)
 
         self._do("remove", name, attempt)
+
+    def _open(self, name: str) -> Any:
+        try:
+            return self._fs.open(f"{self._path}/{name}", "wb")
+        except FileNotFoundError:  # not before: in an object store, making a folder can make a bucket
+            self._fs.makedirs(self._path, exist_ok=True)
+            return self._fs.open(f"{self._path}/{name}", "wb")
 
     def _do(self, operation: str, name: str, attempt: Callable[[], _T]) -> _T:
         return self._retry.call(attempt, f"{operation} {self.url.rstrip('/')}/{name}".rstrip("/"))
