@@ -75,7 +75,7 @@ class Retry:
                 return attempt()
             except HierDistError:
                 raise
-            except (Exception, EOFError) as error:
+            except Exception as error:
                 if number == self.attempts or not may_pass(error):
                     tries = f" after {number} tries" if number > 1 else ""
                     raise StorageError(f"cannot {what}{tries}: {failed(error)}{_advice(error)}") from error
