@@ -154,7 +154,8 @@ def _agreed_ties(plans: Sequence[SavePlan]) -> dict[str, str]:
     stored: set[str] = set()
     for plan in plans:
         own = plan.planner_data.ties
-        stored |= {item.index.fqn for item in plan.items} - own.keys()
+        # A rank whose shard is empty cannot see that two tensors share memory, and has no say.
+        stored |= {item.index.fqn for item in plan.items if _has_values(item)} - own.keys()
         for name, target in own.items():
             targets[name].add(target)
     ties = {name: next(iter(found)) for name, found in targets.items() if len(found) == 1 and name not in stored}
@@ -162,6 +163,10 @@ def _agreed_ties(plans: Sequence[SavePlan]) -> dict[str, str]:
         if target not in stored:
             raise CheckpointError(f"{name!r} is tied to {target!r}, which no rank holds under that name")
     return ties
+
+
+def _has_values(item: WriteItem) -> bool:
+    return item.tensor_data is None or piece_of(item).numel > 0
 
 
 def _by_holders(plans: Sequence[SavePlan], ties: Mapping[str, str]) -> dict[tuple[int, ...], list[Piece]]:

@@ -25,6 +25,7 @@ from tests.support.tasks import RankContext
 
 SHAPES = {"a": (13, 5), "b": (4,), "c": (3, 7, 2), "d": (1,)}
 CHUNK_BYTES = 40
+# Calls that make a mesh run in processes of their own: torch keeps meshes, and their groups, as long as the process.
 
 
 def wholes() -> dict[str, torch.Tensor]:
@@ -79,19 +80,21 @@ def load_state(context: RankContext, path: Path, layout: str) -> list[str]:
 
 @pytest.mark.parametrize("layout", ["whole", "first", "last", "hybrid"])
 def test_four_ranks_save_and_any_load(ranks: RankPool, tmp_path: Path, layout: str) -> None:
-    sizes = ranks.run(save_state, world_size=4, args=(tmp_path / "c", layout))[0]
+    sizes = ranks.run(save_state, world_size=4, args=(tmp_path / "c", layout), fresh=True)[0]
     assert len(sizes) == 4
     if layout == "whole":
         tensors = catalog.open_checkpoint(open_folder(tmp_path / "c"), full=True).manifest.tensors
         assert sum(entry.size_bytes for entry in tensors.values()) == sum(t.nbytes for t in wholes().values())
     for world_size, other in ((1, "whole"), (3, "first"), (2, "last"), (4, "hybrid")):
-        assert ranks.run(load_state, world_size=world_size, args=(tmp_path / "c", other)) == [[]] * world_size
+        assert (
+            ranks.run(load_state, world_size=world_size, args=(tmp_path / "c", other), fresh=True) == [[]] * world_size
+        )
 
 
 def test_a_chain_of_layouts(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(save_state, world_size=1, args=(tmp_path / "c", "whole"))
-    assert ranks.run(load_state, world_size=4, args=(tmp_path / "c", "first")) == [[]] * 4
-    ranks.run(save_state, world_size=3, args=(tmp_path / "c", "first"))  # over the one that is there
+    assert ranks.run(load_state, world_size=4, args=(tmp_path / "c", "first"), fresh=True) == [[]] * 4
+    ranks.run(save_state, world_size=3, args=(tmp_path / "c", "first"), fresh=True)  # over the one that is there
     assert ranks.run(load_state, world_size=2, args=(tmp_path / "c", "whole")) == [[]] * 2
 
 

@@ -17,7 +17,7 @@ import torch
 
 from lightning_dist.checkpoint import catalog, local_disk
 from lightning_dist.checkpoint.storage import open_folder
-from tests.support.ranks import RankPool
+from tests.support.ranks import Died, RankPool
 from tests.support.saves import load_on_rank, save_by_ranks
 from tests.support.tasks import RankContext
 
@@ -153,7 +153,8 @@ def killed_rank(context: RankContext, root: Path, call: str) -> str:
 
     def save(step: int) -> None:
         state = {"w": torch.full((1000,), float(step))}
-        sharded.save(state, open_folder(root / f"step{step}"), rank=context.rank, host="h", record={"step": step})
+        folder = open_folder(root / f"step{step}")
+        sharded.save(state, folder, rank=context.rank, host="h", record={"step": step}, chunk_bytes=1000)
 
     save(1)
     if context.rank == 1:
@@ -173,6 +174,7 @@ def killed_rank(context: RankContext, root: Path, call: str) -> str:
 def test_a_rank_that_is_killed_commits_nothing(ranks: RankPool, tmp_path: Path, call: str) -> None:
     results = ranks.run(killed_rank, world_size=2, args=(tmp_path, call), may_die=[1], group_timeout_s=20)
     assert results[0] == "ended"
+    assert isinstance(results[1], Died)
     assert not (tmp_path / "step2/COMMITTED").exists()
     with pytest.warns(UserWarning, match="step2 has no COMMITTED"):
         newest = catalog.newest(open_folder(tmp_path), full=True)

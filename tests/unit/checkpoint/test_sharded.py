@@ -91,6 +91,9 @@ def test_a_tensor_that_is_tied_on_some_ranks_only_is_stored() -> None:
     weight, other = torch.ones(4), torch.full((4,), 2.0)
     manifest = save_by_ranks([{"a": weight, "b": weight}, {"b": other}], folder)
     assert manifest.aliases == {}
+    part = Held((HostPiece(Piece("b", "float32", (4,), (4,), (0,)), torch.empty(0)),))
+    manifest = save_by_ranks([{"a": weight, "b": weight}, {"b": part}], folder)
+    assert manifest.aliases == {"b": "a"}, "a rank with no part of it has no say"
     with pytest.raises(CheckpointError, match="'b' is tied to 'gone', which no rank holds"):
         save_by_ranks([{"b": TiedTo("gone")}], folder)
 
