@@ -1,1 +1,8 @@
-"""What outlives a process."""
+"""What outlives a process: sharded checkpoints, whole or invisible, and exports.
+
+Pure: ``pieces`` (blocks of tensors, who writes which), ``coverage``, ``crc``, ``manifest`` with ``fields``,
+``retention``, ``shard_stream``. Storage: ``storage`` (the seam), ``local_disk``, ``retry``. Under torch's planners:
+``save_planner`` and ``shard_writer``, ``load_planner`` and ``shard_reader``, ``host_pieces``, ``objects``; ``sharded``
+calls them. Afterwards: ``catalog`` (what there is, and is it whole), ``leases``, ``compare``, ``tables``, ``whole``
+and ``export``.
+"""

@@ -13,7 +13,10 @@ PACKAGE = ROOT / "lightning_dist"
 
 BASE = ("errors", "config", "run_config", "events", "laws", "capabilities")
 # Pure by contract (DESIGN: plain values only); `topology.discover` and `topology.probe` talk to the world.
-PURE = ("topology.spec", "topology.layout", "planning.memory_cost", "planning.activation_cost")
+PURE = (
+    *("topology.spec", "topology.layout", "planning.memory_cost", "planning.activation_cost"),
+    *(f"checkpoint.{name}" for name in ("pieces", "coverage", "crc", "manifest", "retention", "shard_stream")),
+)
 
 
 def _exists(module: str) -> bool:
@@ -36,7 +39,7 @@ def test_base_is_imported_without_torch(module: str) -> None:
 import sys, types
 for blocked in ("torch", "lightning", "numpy"):
     sys.modules[blocked] = None  # importing it raises
-for part in ("", ".topology", ".planning"):
+for part in ("", ".topology", ".planning", ".checkpoint"):
     name = f"lightning_dist{{part}}"
     parent = types.ModuleType(name)
     parent.__path__ = [{str(PACKAGE)!r} + part.replace(".", "/")]

@@ -62,3 +62,25 @@ def test_impossible_values_are_refused() -> None:
         laws.amdahl_speedup(0.5, 0)
     with pytest.raises(ValueError, match="mtu_bytes"):
         laws.tcp_wire_bytes(1.0, mtu_bytes=52)
+
+
+def test_interval_between_checkpoints() -> None:
+    # A save of 50 s, a failure every 10,000 s: Young sqrt(2 * 50 * 10000) = 1000.
+    assert laws.young_interval_s(50, 10_000) == 1000
+    assert laws.daly_interval_s(50, 10_000) == pytest.approx(1000 * (1 + 0.05 / 3 + 0.0025 / 9) - 50)
+    assert laws.daly_interval_s(300, 100) == 100
+    with pytest.raises(ValueError, match="must be positive, got 0 and 1"):
+        laws.young_interval_s(0, 1)
+
+
+@pytest.mark.parametrize("save_cost_s", [1.0, 20.0, 200.0])
+def test_no_interval_loses_less_than_dalys(save_cost_s: float) -> None:
+    mean_s = 5000.0
+    best_s = laws.daly_interval_s(save_cost_s, mean_s)
+    least = laws.lost_time_share(best_s, save_cost_s, mean_s)
+    around = [laws.lost_time_share(best_s * factor, save_cost_s, mean_s) for factor in (0.5, 0.8, 1.25, 2.0)]
+    assert 0 < least < min(around)
+    # To first order half an interval is lost a failure, and a save an interval.
+    assert least == pytest.approx(save_cost_s / best_s + best_s / 2 / mean_s, rel=0.2)
+    assert laws.lost_time_share(best_s, save_cost_s, mean_s, restart_s=100) > least
+    assert laws.lost_time_share(1e9, save_cost_s, mean_s) == 1.0

@@ -1,0 +1,167 @@
+"""Checkpoints on an S3 server, on the loopback interface."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'lightning-dist[s3]'")
+pytest.importorskip("moto", reason="moto, the S3 server of these tests, is not installed")
+
+from lightning_dist.checkpoint import catalog, leases
+from lightning_dist.checkpoint.retry import Retry
+from lightning_dist.checkpoint.sharded import load, save
+from lightning_dist.checkpoint.storage import Folder, open_folder
+from lightning_dist.cli import main
+from lightning_dist.errors import StorageError
+from tests.support.ranks import RankPool
+from tests.support.saves import every_type, same, zeros_like
+from tests.support.tasks import RankContext
+
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+server.stop()
+"""
+# The client's threads and connections outlast a call, so each test runs in processes of its own.
+CALL: dict[str, Any] = {
+    "fresh": True,
+    "env": {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(timeout=20)
+
+
+def bucket(address: str, name: str, **options: Any) -> Folder:
+    import s3fs
+
+    file_system = s3fs.S3FileSystem(endpoint_url=address)
+    if not file_system.exists(name):
+        file_system.mkdir(name)
+    return open_folder(f"s3://{name}/runs/a", storage_options={"endpoint_url": address}, **options)
+
+
+def save_and_load(context: RankContext, address: str) -> list[str]:
+    root = bucket(address, "whole") if context.rank == 0 else None
+    torch.distributed.barrier()
+    root = root if root is not None else bucket(address, "whole")
+    large = torch.arange(3 << 20, dtype=torch.float32)  # more than one part of an upload
+    state = {**every_type(), "large": large, "loops": {"step": 4}}
+    folder = root.child("step4")
+    for _ in range(2):  # the second replaces the first
+        save({**state}, folder, rank=context.rank, host="h", record={"step": 4}, chunk_bytes=1 << 20)
+    target = zeros_like(state)
+    load(target, folder)
+    problems = [k for k, v in state.items() if isinstance(v, torch.Tensor) and not same(v, target[k])]
+    torch.distributed.barrier()
+    if context.rank == 0:
+        found = catalog.newest(root, full=True)
+        problems += [] if found is not None and found.folder.url == "s3://whole/runs/a/step4" else ["newest"]
+        problems += [] if len(folder.list()) == 4 else [str(folder.list())]
+    return problems
+
+
+def test_two_ranks_save_and_load(ranks: RankPool, server: str) -> None:
+    assert ranks.run(save_and_load, world_size=2, args=(server,), deadline_s=100, **CALL) == [[], []]
+
+
+def operations(context: RankContext, address: str) -> None:
+    root = bucket(address, "operations")
+    assert root.list() == {}
+    assert root.read("x") is None
+    root.remove("x")
+    folder = root.child("c")
+    save({"w": torch.ones(100)}, folder, rank=0, host="h", record={"step": 1})
+    assert root.list() == {"c": None}
+    with leases.leased(folder, host="h"):
+        assert len(leases.readers(folder)) == 1
+    option = ["--option", f"endpoint_url={address}"]
+    assert main(["checkpoint", "verify", "s3://operations/runs/a/c", *option]) == 0
+    folder.remove("COMMITTED")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert catalog.newest(root) is None
+    assert "s3://operations/runs/a/c has no COMMITTED" in str(warned[-1].message)
+    catalog.delete(root, "c")
+    assert root.list() == {}
+
+
+def test_the_operations_of_a_folder(ranks: RankPool, server: str) -> None:
+    ranks.run(operations, world_size=1, args=(server,), init_group=False, **CALL)
+
+
+def failures(context: RankContext, address: str) -> tuple[list[float], list[str]]:
+    """Answers of a busy server pass; a bucket that is not there, and a server that is not, do not."""
+    import s3fs
+
+    waits: list[float] = []
+    folder = bucket(address, "failures", retry=Retry(sleep=waits.append))
+    true_call, busy = s3fs.S3FileSystem.call_s3, [2]
+
+    def call_s3(self: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "put_object" and busy[0]:
+            busy[0] -= 1
+            error = OSError("[Errno 16] Please reduce your request rate.")
+            error.__cause__ = _busy()
+            raise error
+        return true_call(self, method, *arguments, **options)
+
+    s3fs.S3FileSystem.call_s3 = call_s3
+    folder.write("x", [b"abc", b"def"])
+    s3fs.S3FileSystem.call_s3 = true_call
+    assert folder.read("x") == b"abcdef"
+    said = []
+    missing = open_folder("s3://nobody-made-this/a", storage_options={"endpoint_url": address})
+    try:
+        missing.write("x", [b"1"])
+    except StorageError as error:
+        said.append(str(error))
+    return waits, said
+
+
+def _busy() -> Exception:
+    from botocore.exceptions import ClientError
+
+    answer = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+    return ClientError(answer, "PutObject")  # type: ignore[arg-type]
+
+
+def test_a_busy_server_is_asked_again_and_a_missing_bucket_named(ranks: RankPool, server: str) -> None:
+    waits, said = ranks.run(failures, world_size=1, args=(server,), init_group=False, **CALL)[0]
+    assert waits == [0.5, 1.0]
+    assert len(said) == 1
+    assert "cannot write s3://nobody-made-this/a/x" in said[0]
