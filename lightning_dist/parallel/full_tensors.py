@@ -9,13 +9,30 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lightning_dist.parallel.boxes import Box
 from lightning_dist.parallel.state_hooks import StateHooks
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a tensor is spread.
+
+    Attributes:
+        shape: Of the whole.
+        boxes: This rank's part.
+        axes: Of the layout, along which ranks hold different parts; along the others they hold the same.
+    """
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    axes: frozenset[str]
 
 
 class FullTensors(abc.ABC):
@@ -24,6 +41,10 @@ class FullTensors(abc.ABC):
     @abc.abstractmethod
     def shape_of(self, parameter: nn.Parameter) -> torch.Size | None:
         """The shape of the whole parameter; ``None`` if it is whole on each rank."""
+
+    @abc.abstractmethod
+    def spread_of(self, parameter: nn.Parameter) -> Spread:
+        """How a spread parameter is spread, and tensors of its shape that belong to it."""
 
     @abc.abstractmethod
     def whole(self, parameter: nn.Parameter, value: DTensor, *, keep: bool = True) -> torch.Tensor:
@@ -58,6 +79,10 @@ class FullTensors(abc.ABC):
             **state,
             "state": {index: self._cut(owners[index], entries) for index, entries in state["state"].items()},
         }
+
+    @abc.abstractmethod
+    def spread_of_entry(self, parameter: nn.Parameter, value: DTensor) -> Spread:
+        """How an entry of an optimizer's state is spread, which may be of another shape than the parameter."""
 
     def whole_entry(self, parameter: nn.Parameter, value: DTensor, *, keep: bool) -> torch.Tensor:
         """An entry of an optimizer's state, as a whole tensor; collective. See :meth:`whole`."""
