@@ -6,6 +6,7 @@ that process has died, a new connection is tried for a multiple of its timeout.
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from collections.abc import Callable
@@ -74,6 +75,23 @@ class Bounded(Generic[_Result]):
             self._results.append(self._action())
         except Exception as error:  # raised again in the thread that waits
             self._failures.append(error)
+
+
+def comes(store: dist.Store, key: str, timeout_s: float) -> bool:
+    """Whether a key is set within ``timeout_s`` seconds.
+
+    Raises:
+        RuntimeError: The store is gone.
+    """
+    try:
+        store.wait([key], datetime.timedelta(seconds=timeout_s))
+    except dist.DistStoreError:
+        return False
+    except RuntimeError as error:  # FileStore raises the plain kind
+        if str(error) != "Wait timeout":
+            raise
+        return False
+    return True
 
 
 def own_connection(store: dist.Store, timeout_s: float, *, look: Callable[[float], None] | None = None) -> dist.Store:

@@ -10,8 +10,6 @@ writes, so it waits for nobody, and a rank that differs fails before it sends.
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import threading
 import time
 import zlib
@@ -21,11 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from lightning_dist.comm.bounded import LOOK_UP_S, Bounded, own_connection
+from lightning_dist.comm.bounded import LOOK_UP_S, Bounded, comes, own_connection
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-_LOOK_UP = datetime.timedelta(seconds=LOOK_UP_S)
 _LONG_S = 2.0  # how long a wait for a result lasts until it looks whether the ranks ask for the same
 
 
@@ -162,8 +159,7 @@ class SignatureCheck:
     def _wait_for(self, key: str, given_up: threading.Event) -> None:
         """In short waits, so that the thread ends soon after nobody waits for it any more."""
         while not given_up.is_set():
-            with contextlib.suppress(dist.DistStoreError):
-                self._store.wait([key], _LOOK_UP)
+            if comes(self._store, key, LOOK_UP_S):
                 return
         raise PeerLostError("given up")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from lightning_dist.comm.bounded import comes
 from lightning_dist.comm.collectives import Collectives
 from lightning_dist.comm.signatures import SignatureCheck, amount_of, tag_of
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError
@@ -119,3 +123,24 @@ def test_the_first_rank_says_what_it_asked_for_when_it_waits_long() -> None:
 
 def test_messages_of_different_operations_have_different_tags() -> None:
     assert tag_of("everybody's 10 x float32 of a") != tag_of("everybody's 10 x float32 of b")
+
+
+@pytest.mark.parametrize("kind", ["hash", "file"])
+def test_who_comes_late_is_waited_for_with_any_store(kind: str, tmp_path: Path) -> None:
+    """A wait looks up now and then; what a store says when such a wait is over differs from kind to kind."""
+    store: dist.Store = dist.HashStore() if kind == "hash" else dist.FileStore(str(tmp_path / "store"), 2)
+    assert not comes(store, "key", 0.1)
+    store.set("key", "value")
+    assert comes(store, "key", 0.1)
+    zero, one = (
+        SignatureCheck(
+            store,
+            collectives=Collectives(events=EventStream(rank=rank), timeout_s=20, rank=rank, host_of_rank=["a", "b"]),
+            ranks=[0, 1],
+        )
+        for rank in range(2)
+    )
+    late = threading.Timer(1.2, lambda: zero.check("a sum", operation="all_reduce"))
+    late.start()
+    one.check("a sum", operation="all_reduce")
+    late.join()
