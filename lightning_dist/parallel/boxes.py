@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -34,6 +35,21 @@ class Box(NamedTuple):
     def in_part(self) -> tuple[slice, ...]:
         """Index of its values in the part."""
         return tuple(slice(low, low + size) for low, size in zip(self.starts, self.sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a tensor is spread.
+
+    Attributes:
+        shape: Of the whole.
+        boxes: This rank's part.
+        axes: Of the layout, along which ranks hold different parts; along the others they hold the same.
+    """
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    axes: frozenset[str]
 
 
 def whole_box(shape: Sequence[int]) -> Box:

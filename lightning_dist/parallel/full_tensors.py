@@ -9,30 +9,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from lightning_dist.parallel.boxes import Box
+from lightning_dist.parallel.boxes import Spread
 from lightning_dist.parallel.state_hooks import StateHooks
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How a tensor is spread.
-
-    Attributes:
-        shape: Of the whole.
-        boxes: This rank's part.
-        axes: Of the layout, along which ranks hold different parts; along the others they hold the same.
-    """
-
-    shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
-    axes: frozenset[str]
 
 
 class FullTensors(abc.ABC):

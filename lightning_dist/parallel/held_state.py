@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from lightning_dist.parallel.boxes import whole_box
-from lightning_dist.parallel.full_tensors import FullTensors, Spread
+from lightning_dist.parallel.boxes import Spread, whole_box
+from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.topology.layout import AXIS_NAMES, Layout
 
 
@@ -102,7 +102,7 @@ class HeldState:
         yield from self._module.named_buffers(remove_duplicate=False)
 
     def _alike_or_first(self, held: HeldTensor, tensor: Tensor) -> Iterator[HeldTensor]:
-        """Parameters are alike on all ranks that hold them; of what may differ, such as statistics, the first's counts."""
+        """Parameters are alike on all ranks that hold them; of what may differ (statistics) that of the first counts."""
         if isinstance(tensor, nn.Parameter):
             yield held
         elif self._rank == held.holders[0]:

@@ -9,9 +9,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.errors import CombinationError
-from lightning_dist.parallel.boxes import Box, rows_of, whole_box
+from lightning_dist.parallel.boxes import Box, Spread, rows_of, whole_box
 from lightning_dist.parallel.fsdp_groups import ShardedParam, name_of, params_of
-from lightning_dist.parallel.full_tensors import FullTensors, Spread, without_memory
+from lightning_dist.parallel.full_tensors import FullTensors, without_memory
 from lightning_dist.parallel.tensor.model import SplitParameter, TensorParallel
 
 
@@ -49,15 +49,15 @@ class ShardTensors(FullTensors):
         param = self._param_of(parameter)
         assert param is not None, "asked for spread parameters only"
         entry = self._entry_of(param)
-        shape, axes = param._orig_size, frozenset[str]()
-        boxes: tuple[Box, ...] = (whole_box(shape),)
         if entry is not None and self._split is not None:
-            shape, boxes, axes = entry.shape, self._split.boxes_of(entry), frozenset({"tp"})
-        if parameter is param.sharded_param:
-            rows = param.padded_sharded_param_size[0]
-            boxes = rows_of(boxes, self._scatter.index * rows, (self._scatter.index + 1) * rows)
-            axes |= self._axes
-        return Spread(tuple(shape), boxes, axes)
+            spread = self._split.spread_of(entry)
+        else:
+            spread = Spread(tuple(param._orig_size), (whole_box(param._orig_size),), frozenset())
+        if parameter is not param.sharded_param:
+            return spread
+        rows = param.padded_sharded_param_size[0]
+        boxes = rows_of(spread.boxes, self._scatter.index * rows, (self._scatter.index + 1) * rows)
+        return Spread(spread.shape, boxes, spread.axes | self._axes)
 
     def spread_of_entry(self, parameter: nn.Parameter, value: DTensor) -> Spread:
         """One that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes.

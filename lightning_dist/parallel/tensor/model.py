@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.errors import CombinationError, ConfigError
-from lightning_dist.parallel.boxes import Box, boxes_along, whole_box
+from lightning_dist.parallel.boxes import Spread, boxes_along, whole_box
 from lightning_dist.parallel.lost_weights import LostWeights
 from lightning_dist.parallel.tensor.anomaly import anomalies_found_in_parts
 from lightning_dist.parallel.tensor.layers import PerHead, SplitLayer, as_placed, guarded, placements_of
@@ -191,13 +191,13 @@ class TensorParallel:
             return whole
         return whole.chunk(self.mesh.size(), placement.dim)[self.mesh.get_local_rank()].contiguous()
 
-    def boxes_of(self, entry: SplitParameter) -> tuple[Box, ...]:
+    def spread_of(self, entry: SplitParameter) -> Spread:
         """Which values of the whole this rank's part has."""
         if not isinstance(entry.placement, Shard):
-            return (whole_box(entry.shape),)
-        return self.boxes_along(entry, entry.shape, entry.placement.dim)
+            return Spread(tuple(entry.shape), (whole_box(entry.shape),), frozenset())
+        return self.spread_along(entry, entry.shape, entry.placement.dim)
 
-    def boxes_along(self, entry: SplitParameter, shape: torch.Size, dim: int) -> tuple[Box, ...]:
+    def spread_along(self, entry: SplitParameter, shape: torch.Size, dim: int) -> Spread:
         """Which values this rank has of a tensor that belongs to a parameter and is split along a dim.
 
         Args:
@@ -206,7 +206,7 @@ class TensorParallel:
             dim: Of the tensor.
         """
         ranges = rank_ranges(shape[dim], parts=entry.fused, size=self.mesh.size(), rank=self.mesh.get_local_rank())
-        return boxes_along(shape, dim, ranges)
+        return Spread(tuple(shape), boxes_along(shape, dim, ranges), frozenset({"tp"}))
 
     def in_own_order(self, entry: SplitParameter, whole: Tensor) -> Tensor:
         """A whole tensor whose rows are in the order of the ranks, as of one process; see :mod:`.rows`."""

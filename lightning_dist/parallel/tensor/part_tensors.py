@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from lightning_dist.parallel.boxes import whole_box
-from lightning_dist.parallel.full_tensors import FullTensors, Spread, without_memory
+from lightning_dist.parallel.boxes import Spread, whole_box
+from lightning_dist.parallel.full_tensors import FullTensors, without_memory
 from lightning_dist.parallel.tensor.model import SplitParameter, TensorParallel
 
 
@@ -35,7 +35,7 @@ class PartTensors(FullTensors):
         """See :class:`FullTensors`."""
         entry = self._entry_of(parameter)
         assert entry is not None, "asked for split parameters only"
-        return Spread(tuple(entry.shape), self._split.boxes_of(entry), frozenset({"tp"}))
+        return self._split.spread_of(entry)
 
     def spread_of_entry(self, parameter: nn.Parameter, value: DTensor) -> Spread:
         """One that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes."""
@@ -46,7 +46,7 @@ class PartTensors(FullTensors):
             return self.spread_of(parameter)
         if not isinstance(placement, Shard):
             return Spread(tuple(shape), (whole_box(shape),), frozenset())
-        return Spread(tuple(shape), self._split.boxes_along(entry, shape, placement.dim), frozenset({"tp"}))
+        return self._split.spread_along(entry, shape, placement.dim)
 
     def whole(self, parameter: nn.Parameter, value: DTensor, *, keep: bool = True) -> torch.Tensor:
         """See :class:`FullTensors`."""
