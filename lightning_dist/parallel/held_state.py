@@ -102,7 +102,7 @@ class HeldState:
         yield from self._module.named_buffers(remove_duplicate=False)
 
     def _alike_or_first(self, held: HeldTensor, tensor: Tensor) -> Iterator[HeldTensor]:
-        """Parameters are alike on all ranks that hold them; of what may differ (statistics) that of the first counts."""
+        """Parameters are alike on all ranks that hold them; of what may differ, statistics, the first.s counts."""
         if isinstance(tensor, nn.Parameter):
             yield held
         elif self._rank == held.holders[0]:

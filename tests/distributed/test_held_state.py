@@ -149,7 +149,7 @@ def test_data_parallel_and_sharded(ranks: RankPool, mode: str, layout: str, net:
 
 
 def test_optimizer_state_of_other_shapes(ranks: RankPool) -> None:
-    check(ranks, Case(optimizer="rows and columns", strategy=MODES["zero2"]), LAYOUTS["2"])
+    check(ranks, Case(net="tied", optimizer="rows and columns", strategy=MODES["zero2"]), LAYOUTS["2"])
 
 
 @pytest.mark.parametrize("mode", ["tensor", "zero2", pytest.param("hsdp", marks=pytest.mark.sweep)])
