@@ -382,6 +382,7 @@ class PipelineMode(Mode):
             full=full,
             axes=frozenset({"pp"}),
             counts=self._staged.counts,
+            is_here=self._staged.is_here,
         )
 
     def as_held(self) -> AbstractContextManager[None]:

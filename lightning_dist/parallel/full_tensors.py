@@ -68,6 +68,10 @@ class FullTensors(abc.ABC):
     def spread_of_entry(self, parameter: nn.Parameter, value: DTensor) -> Spread:
         """How an entry of an optimizer's state is spread, which may be of another shape than the parameter."""
 
+    @abc.abstractmethod
+    def placed(self, parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
+        """This rank's part of a tensor of a spread parameter's shape, as the DTensor it is a part of."""
+
     def whole_entry(self, parameter: nn.Parameter, value: DTensor, *, keep: bool) -> torch.Tensor:
         """An entry of an optimizer's state, as a whole tensor; collective. See :meth:`whole`."""
         return self.whole(parameter, value, keep=keep)

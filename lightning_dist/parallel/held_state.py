@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,34 @@ class HeldTensor:
     holders: tuple[int, ...]
 
 
+class Stored(NamedTuple):
+    """What a stored tensor is like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class TensorToFill:
+    """Where a stored tensor goes on this rank.
+
+    Attributes:
+        name: What it is stored under.
+        part: To be filled, contiguous in host memory; ``None`` if nothing of it is wanted here.
+        spread: Which values of the whole it takes.
+        place: Makes of the filled part what ``load_state_dict`` takes.
+    """
+
+    name: str
+    part: Tensor | None
+    spread: Spread
+    place: Callable[[Tensor], Tensor]
+
+    def value(self) -> Tensor:
+        """What ``load_state_dict`` is to be given, once the part is filled; without values if none are wanted."""
+        return torch.empty(self.spread.shape, device="meta") if self.part is None else self.place(self.part)
+
+
 class HeldState:
     """Looks at a module as it is on this rank.
 
@@ -42,6 +71,7 @@ class HeldState:
         full: Of what is spread; ``None`` where every tensor that is here is whole.
         axes: Of the layout, along which ranks hold different tensors altogether: ``pp`` where there are stages.
         counts: Whether this rank is to speak for a parameter or buffer; of several stages that hold it one does.
+        is_here: Whether this rank holds a parameter or buffer at all.
     """
 
     def __init__(
@@ -53,10 +83,12 @@ class HeldState:
         full: FullTensors | None = None,
         axes: frozenset[str] = frozenset(),
         counts: Callable[[Tensor], bool] = lambda tensor: True,
+        is_here: Callable[[Tensor], bool] = lambda tensor: True,
     ) -> None:
         self._module = module
         self._full = full
         self._counts = counts
+        self._is_here = is_here
         self._axes = axes
         self._layout = layout
         self._rank = rank
@@ -87,15 +119,64 @@ class HeldState:
             optimizer: Of parameters of the module.
             state: Its ``state_dict()``.
         """
-        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
-        owners = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-        for index, entries in state["state"].items():
-            owner = owners[index]
+        for index, (name, owner) in enumerate(self._owner_names(optimizer).items()):
+            entries = state["state"].get(index)
             if not isinstance(entries, Mapping) or not self._counts(owner):
                 continue
             for entry, value in entries.items():
                 if isinstance(value, Tensor):
-                    yield self._held((f"{names.get(id(owner), f'#{index}')}.{entry}",), owner, value)
+                    yield self._held((f"{name}.{entry}",), owner, value)
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def model_to_fill(self, stored: Mapping[str, Stored]) -> Iterator[TensorToFill]:
+        """Where values are to be put, so that ``load_state_dict`` of the module takes them.
+
+        Args:
+            stored: Name -> what is stored under it. What the module does not know is asked for whole.
+        """
+        tensors = dict(self._tensors())
+        for name, described in stored.items():
+            yield self._to_fill(name, tensors.get(name), described)
+
+    def optimizer_to_fill(
+        self, optimizer: torch.optim.Optimizer, stored: Mapping[str, Stored]
+    ) -> Iterator[TensorToFill]:
+        """Where values are to be put, so that ``load_state_dict`` of the optimizer takes them.
+
+        Args:
+            optimizer: Of parameters of the module.
+            stored: Name -> what is stored under it, named as by :meth:`of_optimizer`. What belongs to parameters that
+                this rank does not hold is left out.
+        """
+        for name, owner in self._owner_names(optimizer).items():
+            if not self._is_here(owner):
+                continue
+            for key, described in stored.items():
+                if key.rpartition(".")[0] == name:
+                    yield self._to_fill(key, owner, described)
+
+    def _to_fill(self, name: str, owner: Tensor | None, stored: Stored) -> TensorToFill:
+        spread = Spread(stored.shape, (whole_box(stored.shape),), frozenset())
+        if owner is not None and not self._is_here(owner):
+            return TensorToFill(name, None, spread, _as_it_is)
+        part, place = torch.empty(stored.shape, dtype=stored.dtype, device="meta"), _as_it_is
+        full = self._full
+        if full is not None and isinstance(owner, nn.Parameter) and isinstance(owner, DTensor):
+            if full.shape_of(owner) == torch.Size(stored.shape):
+                part, spread = owner._local_tensor, full.spread_of(owner)
+                place = functools.partial(full.placed, owner)
+            else:
+                place = functools.partial(full.cut_entry, owner)
+        return TensorToFill(name, torch.empty(part.shape, dtype=stored.dtype), spread, place)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _owner_names(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """Name -> parameter; of one that is not the module's, its number."""
+        names = {id(parameter): name for name, parameter in self._module.named_parameters()}
+        listed = enumerate(p for group in optimizer.param_groups for p in group["params"])
+        return {names.get(id(parameter), f"#{index}"): parameter for index, parameter in listed}
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._module.named_parameters(remove_duplicate=False)
@@ -123,3 +204,7 @@ class HeldState:
             same = [axis for axis in AXIS_NAMES if axis not in axes]
             self._holders[axes] = self._layout.group_of(self._rank, *same)
         return self._holders[axes]
+
+
+def _as_it_is(part: Tensor) -> Tensor:
+    return part

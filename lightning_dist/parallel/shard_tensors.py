@@ -100,12 +100,23 @@ class ShardTensors(FullTensors):
         entry = self._entry_of(param)
         if entry is not None and self._split is not None:
             whole = self._split.part(entry, whole)
-            if parameter is not param.sharded_param:
-                return self._split.placed(entry, whole.to(parameter.device))
+        if parameter is not param.sharded_param:
+            return self.placed(parameter, whole)
         rows = param.padded_sharded_param_size[0]
         low = min(self._scatter.index * rows, whole.shape[0])
-        shard = whole[low : low + rows].to(param.sharded_param.device).contiguous()
-        return param.to_sharded_dtensor(shard.view(param.sharded_size))
+        return self.placed(parameter, whole[low : low + rows])
+
+    def placed(self, parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
+        """See :class:`FullTensors`."""
+        param = self._param_of(parameter)
+        assert param is not None, "asked for spread parameters only"
+        part = part.to(param.sharded_param.device).contiguous()
+        if parameter is param.sharded_param:
+            return param.to_sharded_dtensor(part.view(param.sharded_size))
+        entry = self._entry_of(param)
+        assert self._split is not None, "what is shown gathered and is spread is split"
+        assert entry is not None
+        return self._split.placed(entry, part)
 
     def whole_entry(self, parameter: nn.Parameter, value: DTensor, *, keep: bool) -> torch.Tensor:
         """One that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes."""

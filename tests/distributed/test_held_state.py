@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_dist.parallel.held_state import HeldTensor
+from lightning_dist.parallel.held_state import HeldTensor, Stored, TensorToFill
 from tests.distributed import pipeline_runs, sharded_runs, tensor_runs
 from tests.distributed.lightning_runs import loader_of, make_batches, strategy_of, trainer_on_pool
 from tests.distributed.sharded_runs import LAYOUTS, MODES, Case
@@ -29,6 +29,8 @@ class Seen:
     optimizer: list[HeldTensor]
     whole_model: State
     whole_optimizer: State
+    reloaded_model: State
+    reloaded_optimizer: State
 
 
 class KeepHeld(pl.Callback):
@@ -47,18 +49,50 @@ class KeepHeld(pl.Callback):
         owners = {id(p): name for name, p in pl_module.named_parameters()}
         listed = [owners[id(p)] for group in optimizer.param_groups for p in group["params"]]
         assert set(listed) <= set(names)
-        whole = strategy.optimizer_state(optimizer)["state"]
-        self.seen = Seen(
-            [_copied(each) for each in model],
-            [_copied(each) for each in parts],
-            {n: v.clone() for n, v in strategy.lightning_module_state_dict().items()},
-            {
+
+        def whole() -> tuple[State, State]:
+            states = strategy.optimizer_state(optimizer)["state"]
+            return {n: v.clone() for n, v in strategy.lightning_module_state_dict().items()}, {
                 f"{listed[index]}.{entry}": value.clone()
-                for index, entries in whole.items()
+                for index, entries in states.items()
                 for entry, value in entries.items()
                 if isinstance(value, torch.Tensor)
-            },
-        )
+            }
+
+        held_parts = [_copied(each) for each in model], [_copied(each) for each in parts]
+        before = whole()
+        model_state, optimizer_state = (_from_rank_0(state) for state in before)
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter.zero_()
+        filled = {each.name: _filled(each, model_state) for each in held.model_to_fill(_stored(model_state))}
+        pl_module.load_state_dict(filled)
+        entries: dict[int, dict[str, Any]] = {}
+        for each in held.optimizer_to_fill(optimizer, _stored(optimizer_state)):
+            name, _, entry = each.name.rpartition(".")
+            entries.setdefault(listed.index(name), {})[entry] = _filled(each, optimizer_state)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
+        self.seen = Seen(*held_parts, *before, *whole())
+
+
+def _from_rank_0(state: State) -> State:
+    """Whole values, which only rank 0 has got."""
+    shared = [state]
+    dist.broadcast_object_list(shared, 0)
+    return shared[0]
+
+
+def _stored(state: State) -> dict[str, Stored]:
+    return {name: Stored(tuple(value.shape), value.dtype) for name, value in state.items()}
+
+
+def _filled(to_fill: TensorToFill, whole: State) -> torch.Tensor:
+    """As a reader does it, which has the whole."""
+    if to_fill.part is not None:
+        to_fill.part.fill_(3)
+        for box in to_fill.spread.boxes:
+            to_fill.part[box.in_part] = whole[to_fill.name][box.in_whole]
+    return to_fill.value()
 
 
 def _copied(held: HeldTensor) -> HeldTensor:
@@ -122,6 +156,13 @@ def check(ranks: RankPool, case: Any, layout: dict[str, list[int]]) -> list[Seen
         assert whole.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(whole[name], value), name
+    for reloaded, expected in (
+        (seen[0].reloaded_model, seen[0].whole_model),
+        (seen[0].reloaded_optimizer, seen[0].whole_optimizer),
+    ):
+        assert reloaded.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(reloaded[name], value), name
     return seen
 
 

@@ -62,6 +62,12 @@ class PartTensors(FullTensors):
         assert entry is not None, "asked for split parameters only"
         return self._split.placed(entry, self._split.part(entry, whole).to(parameter.device))
 
+    def placed(self, parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
+        """See :class:`FullTensors`."""
+        entry = self._entry_of(parameter)
+        assert entry is not None, "asked for split parameters only"
+        return self._split.placed(entry, part.to(parameter.device))
+
     def whole_entry(self, parameter: nn.Parameter, value: DTensor, *, keep: bool) -> torch.Tensor:
         """One that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes."""
         entry = self._entry_of(parameter)
