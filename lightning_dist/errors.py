@@ -13,7 +13,13 @@
     │   ├── CollectiveTimeoutError        a peer did not answer within the deadline
     │   ├── PeerLostError                 a peer died or closed its connection
     │   └── CollectiveMismatchError       ranks asked for different operations
-    ├── CheckpointError (RuntimeError)    a file that should hold weights does not, or not those asked for
+    ├── CheckpointError (RuntimeError)    a checkpoint cannot be written, or does not hold what was asked for
+    │   ├── StorageError                  storage refused an operation for good; names it, the place and the reason
+    │   ├── UncommittedCheckpointError    it has no commit marker: never finished, half overwritten, or being written
+    │   ├── DamagedCheckpointError        it is committed, and what is there is not what was written
+    │   ├── ForeignCheckpointError        it is in a format or of a version that this library does not read
+    │   ├── UntrustedObjectError          reading it would run code
+    │   └── StateMismatchError            it does not fit the state that it is loaded into
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
     ├── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
     ├── UnsummedGradientError (RuntimeError)  a backward that the strategy did not start left gradients
@@ -58,7 +64,31 @@ class LaunchError(HierDistError, RuntimeError):
 
 
 class CheckpointError(HierDistError, RuntimeError):
-    """A file that should hold weights does not, or not those that were asked for."""
+    """A checkpoint cannot be written, or does not hold what was asked for."""
+
+
+class StorageError(CheckpointError):
+    """Storage refused an operation for good."""
+
+
+class UncommittedCheckpointError(CheckpointError):
+    """A checkpoint has no commit marker."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """What is there of a committed checkpoint is not what was written."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """A checkpoint is in a format or of a version that this library does not read."""
+
+
+class UntrustedObjectError(CheckpointError):
+    """Reading it would run code."""
+
+
+class StateMismatchError(CheckpointError):
+    """A checkpoint does not fit the state that it is loaded into."""
 
 
 class CollectiveError(HierDistError, RuntimeError):

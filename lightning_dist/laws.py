@@ -5,6 +5,8 @@ Sizes are bytes, rates bytes a second, times seconds. A link of 200 Mbit/s is ``
 
 from __future__ import annotations
 
+import math
+
 
 def ring_all_reduce_bytes(size_bytes: float, ranks: int) -> float:
     """Bytes each of n ranks sends when M bytes are all-reduced by a ring: 2M(n-1)/n.
@@ -184,3 +186,61 @@ def pipeline_bubble(stages: int, micro_batches: int, *, virtual_stages: int = 1)
     for name, count in (("stages", stages), ("micro_batches", micro_batches), ("virtual_stages", virtual_stages)):
         _check_count(name, count)
     return (stages - 1) / (virtual_stages * micro_batches + stages - 1)
+
+
+def young_interval_s(save_cost_s: float, time_between_failures_s: float) -> float:
+    """Seconds of work between two checkpoints that lose the least time, to first order: sqrt(2 delta M).
+
+    Young, "A first order approximation to the optimum checkpoint interval", CACM 1974. Good while a save takes much
+    less time than passes between failures; see :func:`daly_interval_s`.
+
+    Args:
+        save_cost_s: delta, for which the work stands still.
+        time_between_failures_s: M, the mean for the whole job: that of one host over the number of hosts.
+    """
+    _check_times(save_cost_s, time_between_failures_s)
+    return math.sqrt(2 * save_cost_s * time_between_failures_s)
+
+
+def daly_interval_s(save_cost_s: float, time_between_failures_s: float) -> float:
+    """The same to higher order: sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + delta / 2M / 9) - delta; M if delta >= 2M.
+
+    Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 2006 (equation 37).
+    """
+    _check_times(save_cost_s, time_between_failures_s)
+    ratio = save_cost_s / (2 * time_between_failures_s)
+    if ratio >= 1:
+        return time_between_failures_s
+    young_s = young_interval_s(save_cost_s, time_between_failures_s)
+    return young_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_cost_s
+
+
+def lost_time_share(
+    interval_s: float, save_cost_s: float, time_between_failures_s: float, *, restart_s: float = 0.0
+) -> float:
+    """Expected share of a long job's time that is no progress: saves, work done again, and restarts.
+
+    1 - tau / (M e^(R/M) (e^((tau + delta)/M) - 1)), for failures that come at random: the complete model of
+    Daly 2006.
+
+    Args:
+        interval_s: tau, work between two checkpoints.
+        save_cost_s: delta.
+        time_between_failures_s: M.
+        restart_s: R, from a failure to work again.
+    """
+    _check_times(save_cost_s, time_between_failures_s)
+    if interval_s <= 0 or restart_s < 0:
+        raise ValueError(f"interval_s must be positive and restart_s not negative, got {interval_s} and {restart_s}")
+    mean_s = time_between_failures_s
+    if (interval_s + save_cost_s + restart_s) / mean_s > 700:  # beyond the range of exp: no interval is ever finished
+        return 1.0
+    spent_s = mean_s * math.exp(restart_s / mean_s) * math.expm1((interval_s + save_cost_s) / mean_s)
+    return 1 - interval_s / spent_s
+
+
+def _check_times(save_cost_s: float, time_between_failures_s: float) -> None:
+    if save_cost_s <= 0 or time_between_failures_s <= 0:
+        raise ValueError(
+            f"save_cost_s and time_between_failures_s must be positive, got {save_cost_s} and {time_between_failures_s}"
+        )

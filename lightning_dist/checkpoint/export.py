@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 
 from lightning_dist.errors import CheckpointError
 
-_TIED = "hierdist_tied"
+#: In a safetensors file's metadata: JSON of name -> name of the tensor in the file that it is.
+TIED_KEY = "hierdist_tied"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def export_safetensors(checkpoint: Path, output: Path, *, prefix: str = "") -> E
     kept, tied = _without_ties(tensors)
     partial = output.with_name(f".{output.name}.partial")
     try:
-        save_file(kept, partial, metadata={"format": "pt", _TIED: json.dumps(tied)})
+        save_file(kept, partial, metadata={"format": "pt", TIED_KEY: json.dumps(tied)})
         os.replace(partial, output)
     finally:
         partial.unlink(missing_ok=True)
@@ -78,7 +79,7 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
+            tied = json.loads((file.metadata() or {}).get(TIED_KEY, "{}"))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as a safetensors file: {error}") from error
     return {**state, **{name: state[first] for name, first in tied.items()}}

@@ -1,29 +1,199 @@
-"""``hierdist checkpoint export``: the weights of a checkpoint as a safetensors file."""
+"""``hierdist checkpoint``: what checkpoints there are, what is in them, whether they are whole, and exports."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
-from lightning_dist.checkpoint.export import export_safetensors
+from lightning_dist.checkpoint import catalog, leases, tables
+from lightning_dist.checkpoint.compare import compare
+from lightning_dist.checkpoint.export import Exported, export_safetensors
+from lightning_dist.checkpoint.retention import Candidate, Keep, to_delete
+from lightning_dist.checkpoint.storage import Folder, open_folder
+from lightning_dist.checkpoint.whole import export_sharded_safetensors, export_sharded_torch
 from lightning_dist.cli.command import Command
+from lightning_dist.errors import CheckpointError, ConfigError
+
+_TORCH_ENDINGS = (".ckpt", ".pt", ".pth")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    export = actions.add_parser("export", help="Write the weights of a .ckpt file as safetensors.")
-    export.add_argument("checkpoint", type=Path, help="a file that Trainer.save_checkpoint or a callback has written")
-    export.add_argument("output", type=Path, help="the file to write, e.g. model.safetensors")
+    listed = actions.add_parser("ls", help="List the checkpoints of a folder, and what is wrong with them.")
+    _add_root(listed)
+    show = actions.add_parser("show", help="Show what a checkpoint holds: names, shapes, types, who wrote what.")
+    _add_one(show, "checkpoint")
+    verify = actions.add_parser("verify", help="Read all bytes and compare checksums; exit status 1 if they differ.")
+    verify.add_argument("path", help="a checkpoint, or a folder of checkpoints")
+    _add_options(verify)
+    verify.add_argument("--fast", action="store_true", help="compare sizes only")
+    diff = actions.add_parser("diff", help="Compare two checkpoints; exit status 1 if they differ.")
+    _add_one(diff, "first")
+    diff.add_argument("second", help="another; its world size and layout do not matter")
+    diff.add_argument("--no-values", action="store_true", help="compare names, shapes and types only")
+    prune = actions.add_parser("prune", help="Delete old checkpoints; the newest, and those being read, stay.")
+    _add_root(prune)
+    prune.add_argument("--keep-last", type=int, default=1, metavar="N", help="keep the N newest (default: 1)")
+    prune.add_argument("--keep-best", type=int, default=0, metavar="N", help="keep the N best by --monitor too")
+    prune.add_argument("--monitor", metavar="KEY", help="key of the record that --keep-best ranks by")
+    prune.add_argument("--mode", choices=("min", "max"), default="min", help="whether lower or higher is better")
+    prune.add_argument("--torn", action="store_true", help="delete what is not whole too; no save may be under way")
+    prune.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    export = actions.add_parser("export", help="Write the weights as one file: safetensors, or torch's if it is .ckpt.")
+    export.add_argument("checkpoint", help="a sharded checkpoint, or a file that Trainer.save_checkpoint has written")
+    export.add_argument("output", type=Path, help="the file to write, e.g. model.safetensors or model.ckpt")
     export.add_argument("--prefix", default="", help="keep only names that begin so, without it, e.g. model.")
+    _add_options(export)
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("root", help="a folder of checkpoints: a path or a URL (s3://, gs://, ...)")
+    _add_options(parser)
+
+
+def _add_one(parser: argparse.ArgumentParser, name: str) -> None:
+    parser.add_argument(name, help="a checkpoint: a path or a URL")
+    _add_options(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the file system, e.g. endpoint_url=http://...; secrets come from the environment",
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    exported = export_safetensors(arguments.checkpoint, arguments.output, prefix=arguments.prefix)
-    tied = f", {len(exported.tied)} more tied to them" if exported.tied else ""
-    Console().print(f"{arguments.output}: {len(exported.names)} tensors{tied}, {exported.size_bytes / 1e6:,.1f} MB")
+    return _ACTIONS[arguments.action](arguments)
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    root = _folder(arguments.root, arguments)
+    found = catalog.survey(root)
+    if not found:
+        raise CheckpointError(f"{root.url} holds no sharded checkpoints")
+    _print(tables.of_folder(found, root.url))
     return 0
 
 
-CHECKPOINT = Command("Export checkpoints.", _add_arguments, _run)
+def _show(arguments: argparse.Namespace) -> int:
+    _print(*tables.of_checkpoint(catalog.open_checkpoint(_folder(arguments.checkpoint, arguments))))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    folder, full = _folder(arguments.path, arguments), not arguments.fast
+    found = catalog.survey(folder, full=full)
+    if found:
+        _print(tables.of_folder(found, folder.url))
+        return int(any(entry.problem is not None for entry in found))
+    try:
+        checkpoint = catalog.open_checkpoint(folder, full=full)
+    except CheckpointError as error:
+        print(error, file=sys.stderr)
+        return 1
+    files, size = len(checkpoint.manifest.files), tables.size_text(checkpoint.manifest.size_bytes)
+    print(f"{folder.url}: {files} files, {size}: {'as written' if full else 'all there'}")
+    return 0
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    first = catalog.open_checkpoint(_folder(arguments.first, arguments))
+    second = catalog.open_checkpoint(_folder(arguments.second, arguments))
+    differences = compare(first, second, values=not arguments.no_values)
+    if differences:
+        _print(tables.of_differences(differences))
+        return 1
+    print("no differences")
+    return 0
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    if arguments.keep_best and not arguments.monitor:
+        raise ConfigError("--keep-best needs --monitor, the key of the record to rank by, e.g. --monitor val_loss")
+    keep = Keep(last=arguments.keep_last, best=arguments.keep_best, mode=arguments.mode)
+    root = _folder(arguments.root, arguments)
+    found = catalog.survey(root)
+    whole = [entry for entry in found if entry.problem is None and entry.checkpoint is not None]
+    read = {entry.name: who for entry in found if (who := leases.readers(entry.folder))}
+    names = to_delete([_candidate(entry, arguments.monitor) for entry in whole], keep, in_use=read)
+    if arguments.torn:
+        names += [entry.name for entry in found if entry.problem is not None and entry.name not in read]
+    for name in names:
+        if not arguments.dry_run:
+            leases.forget(root.child(name))
+            catalog.delete(root, name)
+        print(f"{'would delete' if arguments.dry_run else 'deleted'} {root.url.rstrip('/')}/{name}")
+    for name, who in read.items():
+        print(f"kept {root.url.rstrip('/')}/{name}: read by {', '.join(who)}")
+    left = len(found) - len(names)
+    print(f"{len(names)} of {len(found)}, {left} left")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    checkpoint, output, prefix = arguments.checkpoint, arguments.output, arguments.prefix
+    if "://" not in checkpoint and not Path(checkpoint).is_dir():
+        exported = export_safetensors(Path(checkpoint), output, prefix=prefix)
+    else:
+        opened = catalog.open_checkpoint(_folder(checkpoint, arguments))
+        export = export_sharded_torch if output.suffix in _TORCH_ENDINGS else export_sharded_safetensors
+        exported = export(opened, output, prefix=prefix)
+    Console().print(_exported(exported, output))
+    return 0
+
+
+def _exported(exported: Exported, output: Path) -> str:
+    tied = f", {len(exported.tied)} more tied to them" if exported.tied else ""
+    return f"{output}: {len(exported.names)} tensors{tied}, {exported.size_bytes / 1e6:,.1f} MB"
+
+
+def _candidate(entry: catalog.Found, monitor: str | None) -> Candidate:
+    assert entry.checkpoint is not None
+    manifest = entry.checkpoint.manifest
+    step, score = manifest.record.get("step"), manifest.record.get(monitor) if monitor else None
+    return Candidate(
+        entry.name,
+        manifest.created_s,
+        step if isinstance(step, int) else -1,
+        float(score) if isinstance(score, (int, float)) else None,
+    )
+
+
+def _folder(url: str, arguments: argparse.Namespace) -> Folder:
+    options = {}
+    for text in arguments.option:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(
+                f"--option {text!r} cannot be read; write e.g. --option endpoint_url=http://127.0.0.1:9000"
+            )
+        options[key] = value
+    return open_folder(url, storage_options=options)
+
+
+def _print(*shown: Table) -> None:
+    # A file or a pipe has no width to keep to, and a table cut at 80 columns is no use.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    for table in shown:
+        console.print(table)
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "ls": _ls,
+    "show": _show,
+    "verify": _verify,
+    "diff": _diff,
+    "prune": _prune,
+    "export": _export,
+}
+
+CHECKPOINT = Command("List, show, verify, compare, prune and export checkpoints.", _add_arguments, _run)

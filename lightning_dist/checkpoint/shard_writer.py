@@ -1,0 +1,192 @@
+"""A storage writer of ``torch.distributed.checkpoint``: one file of raw bytes a rank, a JSON manifest, a commit marker.
+
+The sequence, which makes a checkpoint whole or invisible::
+
+    coordinator   prepare_global_plan   remove the marker and what else is left of the same name
+    every rank    write_data            write its file, durably; report size and checksums
+    coordinator   finish                all reported: compare sizes, write the manifest, then the marker
+
+Between ``prepare_global_plan`` and ``write_data``, and between ``write_data`` and ``finish``, torch waits for all
+ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from lightning_dist.checkpoint import manifest as formats
+from lightning_dist.checkpoint.catalog import clear
+from lightning_dist.checkpoint.host_pieces import bytes_of, dtype_name
+from lightning_dist.checkpoint.manifest import ByteRange, Chunk, FileEntry, Manifest, TensorEntry
+from lightning_dist.checkpoint.save_planner import piece_of
+from lightning_dist.checkpoint.shard_stream import ShardStream, Source
+from lightning_dist.checkpoint.storage import Folder
+from lightning_dist.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class _Save:
+    """Travels with the plan from the coordinator to each rank."""
+
+    save_id: str
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Travels with each result to the coordinator."""
+
+    place: ByteRange
+    sizes: tuple[int, ...]
+    file: FileEntry
+
+
+class ShardWriter(StorageWriter):
+    """Writes one checkpoint; may be used again for the next with another ``folder``.
+
+    Args:
+        folder: Of this checkpoint; a checkpoint that is there is replaced.
+        rank: Global rank of this process.
+        host: Name of its host.
+        record: See :class:`Manifest`; the coordinator's counts.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        *,
+        rank: int,
+        host: str,
+        record: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._host = host
+        self._record = dict(record or {})
+        self._clock = clock
+        self._save_id = ""
+        self.manifest: Manifest | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new save begins, to the folder that was given."""
+        if checkpoint_id is not None:
+            raise CheckpointError(
+                f"checkpoint_id={checkpoint_id!r} has no place here: ShardWriter was given its folder"
+            )
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing is kept from the save before."""
+        self.manifest = None
+
+    def storage_meta(self) -> StorageMeta:
+        """The folder's URL."""
+        return StorageMeta(checkpoint_id=self._folder.url)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Nothing to prepare."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Make room: no rank writes before it has the plan, and by then the old checkpoint is no longer committed."""
+        clear(self._folder)
+        # A rank of an earlier save that is still writing cannot write into a file of this one.
+        self._save_id = uuid.uuid4().hex[:12]
+        return [replace(plan, storage_data=_Save(self._save_id)) for plan in plans]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's file, in the calling thread."""
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(self._write(plan, planner))
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit: every rank has its file on disk.
+
+        Raises:
+            CheckpointError: A file is not there or of another size than its writer said, or a chunk was not written.
+        """
+        manifest = self._manifest(metadata, [result for part in results for result in part])
+        there = self._folder.list()
+        for name, entry in manifest.files.items():
+            if there.get(name) != entry.size:
+                raise CheckpointError(
+                    f"{self._folder.url}: rank {entry.rank} ({entry.host}) wrote {entry.size} bytes to {name}, "
+                    f"{there.get(name, 'none')} are there. Do all ranks see the same storage?"
+                )
+        data = formats.encode(manifest)
+        self._folder.write(formats.MANIFEST_FILE, [data])
+        self._folder.write(formats.MARKER_FILE, [formats.Marker.of(data).encode()])
+        self.manifest = manifest
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Torch does not choose this writer by itself."""
+        return False
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        if not plan.items:
+            return []
+        stream = ShardStream([_source(item, planner) for item in plan.items])
+        name = f"rank{self._rank:05d}-{plan.storage_data.save_id}.bin"
+        self._folder.write(name, stream)
+        file = FileEntry(stream.size_bytes, stream.crc32, self._rank, self._host)
+        return [
+            WriteResult(item.index, size, _Written(ByteRange(name, start, size, crc), _sizes(item), file))
+            for item, start, crc in zip(plan.items, stream.starts, stream.crcs, strict=True)
+            for size in [_size_bytes(item)]
+        ]
+
+    def _manifest(self, metadata: Metadata, results: list[WriteResult]) -> Manifest:
+        chunks: dict[str, list[Chunk]] = {}
+        objects: dict[str, ByteRange] = {}
+        files: dict[str, FileEntry] = {}
+        for result in results:
+            written, index = result.storage_data, result.index
+            files[written.place.file] = written.file
+            if index.offset is None:
+                objects[index.fqn] = written.place
+            else:
+                chunks.setdefault(index.fqn, []).append(Chunk(tuple(index.offset), written.sizes, written.place))
+        tensors: dict[str, TensorEntry] = {}
+        for name, entry in metadata.state_dict_metadata.items():
+            if isinstance(entry, TensorStorageMetadata):
+                kept = tuple(chunks.get(name, ()))
+                tensors[name] = TensorEntry(dtype_name(entry.properties.dtype), tuple(entry.size), kept)
+            elif name not in objects:
+                raise CheckpointError(f"{self._folder.url}: no rank wrote object {name!r}")
+        return Manifest(
+            tensors=tensors,
+            aliases=dict(metadata.planner_data),
+            objects=objects,
+            files=dict(sorted(files.items())),
+            save_id=self._save_id,
+            created_s=self._clock(),
+            record=self._record,
+        )
+
+
+def _source(item: WriteItem, planner: SavePlanner) -> Source:
+    def read() -> memoryview:
+        data = planner.resolve_data(item)
+        return data.getbuffer() if item.type == WriteItemType.BYTE_IO else bytes_of(data)  # type: ignore[union-attr, arg-type]  # by its type
+
+    return Source(_size_bytes(item), read)
+
+
+def _size_bytes(item: WriteItem) -> int:
+    return item.bytes_io_data.nbytes if item.bytes_io_data is not None else piece_of(item).size_bytes
+
+
+def _sizes(item: WriteItem) -> tuple[int, ...]:
+    return tuple(item.tensor_data.chunk.sizes) if item.tensor_data is not None else ()

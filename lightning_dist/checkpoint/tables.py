@@ -1,0 +1,109 @@
+"""Checkpoints as tables for a terminal."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from lightning_dist.checkpoint.catalog import Checkpoint, Found
+from lightning_dist.checkpoint.compare import Difference
+from lightning_dist.checkpoint.manifest import Manifest
+
+
+def of_folder(found: Sequence[Found], root: str) -> Table:
+    """What a folder of checkpoints holds."""
+    table = Table(title=root, title_justify="left")
+    for heading in ("checkpoint", "step", "committed", "size", "files", "ranks", "state"):
+        table.add_column(heading, justify="right" if heading in ("step", "size", "files", "ranks") else "left")
+    for entry in found:
+        state = "whole" if entry.problem is None else str(entry.problem)
+        if entry.checkpoint is None:
+            table.add_row(entry.name, "", "", "", "", "", state)
+            continue
+        manifest = entry.checkpoint.manifest
+        step, size, files = str(manifest.record.get("step", "")), size_text(manifest.size_bytes), len(manifest.files)
+        ranks = len({file.rank for file in manifest.files.values()})
+        table.add_row(entry.name, step, time_text(manifest.created_s), size, str(files), str(ranks), state)
+    return table
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> list[Table]:
+    """What a checkpoint holds, and who wrote it."""
+    manifest = checkpoint.manifest
+    return [_record(checkpoint), _tensors(manifest), _objects(manifest), _files(manifest)]
+
+
+def of_differences(differences: Sequence[Difference]) -> Table:
+    """What differs between two checkpoints."""
+    table = Table(title="differences", title_justify="left")
+    for heading in ("name", "first", "second"):
+        table.add_column(heading)
+    for difference in differences:
+        table.add_row(difference.name, difference.first, difference.second)
+    return table
+
+
+def size_text(size_bytes: int) -> str:
+    """A size with a unit of powers of ten."""
+    size, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def time_text(seconds: float) -> str:
+    """A time in the machine's zone."""
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _record(checkpoint: Checkpoint) -> Table:
+    manifest = checkpoint.manifest
+    table = Table("key", "value", title=checkpoint.folder.url, title_justify="left")
+    table.add_row("committed", time_text(manifest.created_s))
+    table.add_row("size", size_text(manifest.size_bytes))
+    for key, value in manifest.record.items():
+        table.add_row(key, str(value))
+    return table
+
+
+def _tensors(manifest: Manifest) -> Table:
+    table = Table("tensor", "type", "shape", "size", "chunks", "written by rank", title="tensors", title_justify="left")
+    tied: dict[str, list[str]] = defaultdict(list)
+    for name, target in manifest.aliases.items():
+        tied[target].append(name)
+    for name, entry in manifest.tensors.items():
+        ranks = sorted({manifest.files[chunk.place.file].rank for chunk in entry.chunks})
+        shape = " x ".join(map(str, entry.shape)) or "-"
+        table.add_row(name, entry.dtype, shape, size_text(entry.size_bytes), str(len(entry.chunks)), _numbers(ranks))
+        for other in tied[name]:
+            table.add_row(other, "", "", "0 B", "", f"tied to {name}")
+    return table
+
+
+def _objects(manifest: Manifest) -> Table:
+    table = Table("object", "size", "written by rank", title="objects", title_justify="left")
+    for name, place in manifest.objects.items():
+        table.add_row(name, size_text(place.size), str(manifest.files[place.file].rank))
+    return table
+
+
+def _files(manifest: Manifest) -> Table:
+    table = Table("file", "rank", "host", "size", "crc32", title="files", title_justify="left")
+    for name, entry in manifest.files.items():
+        table.add_row(name, str(entry.rank), entry.host, size_text(entry.size), f"{entry.crc32:08x}")
+    return table
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    """Ranks with runs shortened: 0-3,7."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    return ",".join("-".join(map(str, run)) for run in runs)

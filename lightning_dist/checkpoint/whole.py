@@ -1,0 +1,168 @@
+"""A sharded checkpoint outside of a run, on one process: single tensors, and exports in bounded memory.
+
+Exports are written into a mapped file, chunk by chunk: pages that are full go to the disk, and memory holds one chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from lightning_dist.checkpoint.catalog import Checkpoint
+from lightning_dist.checkpoint.export import TIED_KEY, Exported
+from lightning_dist.checkpoint.host_pieces import Held, HostPiece
+from lightning_dist.checkpoint.load_planner import FillPlanner
+from lightning_dist.checkpoint.pieces import ELEMENT_BYTES, Piece
+from lightning_dist.checkpoint.shard_reader import ShardReader
+from lightning_dist.errors import CheckpointError
+
+# As safetensors names them; https://github.com/huggingface/safetensors#format
+_SAFETENSORS = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
+
+
+def read_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """A tensor, whole; checksums are compared."""
+    entry = checkpoint.manifest.tensor(name)
+    tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+    _fill({name: tensor}, checkpoint)
+    return tensor
+
+
+def export_sharded_safetensors(checkpoint: Checkpoint, output: Path, *, prefix: str = "") -> Exported:
+    """Write a sharded checkpoint's tensors as a safetensors file; tied ones once, named in the metadata.
+
+    Args:
+        checkpoint: A committed checkpoint.
+        output: Written at once or not at all; replaced if it is there.
+        prefix: Only names that begin so are written, without it.
+
+    Raises:
+        CheckpointError: There are no such tensors, one is of a type that safetensors lacks, or bytes are damaged.
+    """
+    names, tied = _chosen(checkpoint, prefix)
+    with _replaced(output) as partial:
+        _write_mapped(checkpoint, names, tied, partial, prefix)
+    size_bytes = sum(checkpoint.manifest.tensor(name).size_bytes for name in names)
+    return Exported(tuple(name.removeprefix(prefix) for name in names), tied, size_bytes)
+
+
+def export_sharded_torch(checkpoint: Checkpoint, output: Path, *, prefix: str = "") -> Exported:
+    """Write a sharded checkpoint's tensors as ``{"state_dict": {...}}`` by ``torch.save``, tied ones tied.
+
+    Takes twice the disk space for a moment: tensors are put together in a mapped file first.
+
+    Args:
+        checkpoint: A committed checkpoint.
+        output: Written at once or not at all; replaced if it is there.
+        prefix: Only names that begin so are written, without it.
+    """
+    names, tied = _chosen(checkpoint, prefix)
+    with _replaced(output.with_name(f"{output.name}.tensors"), keep=False) as raw, _replaced(output) as partial:
+        state = _write_mapped(checkpoint, names, tied, raw, prefix)
+        state.update({name: state[target] for name, target in tied.items()})
+        torch.save({"state_dict": state}, partial)
+        state.clear()
+    size_bytes = sum(checkpoint.manifest.tensor(name).size_bytes for name in names)
+    return Exported(tuple(name.removeprefix(prefix) for name in names), tied, size_bytes)
+
+
+def _chosen(checkpoint: Checkpoint, prefix: str) -> tuple[list[str], dict[str, str]]:
+    """Names that are written, and (without the prefix) those tied to them -> the name they are tied to.
+
+    A tensor is written under its first name that has the prefix, which need not be the one it is stored under.
+    """
+    manifest = checkpoint.manifest
+    first: dict[str, str] = {}
+    tied: dict[str, str] = {}
+    for name in manifest.tensor_names:
+        if not name.startswith(prefix):
+            continue
+        stored = manifest.aliases.get(name, name)
+        if first.setdefault(stored, name) != name:
+            tied[name.removeprefix(prefix)] = first[stored].removeprefix(prefix)
+    if not first:
+        names = ", ".join(manifest.tensor_names[:4])
+        raise CheckpointError(
+            f"{checkpoint.folder.url} has no tensors whose names begin with {prefix!r}; they are {names}"
+        )
+    return list(first.values()), tied
+
+
+def _write_mapped(
+    checkpoint: Checkpoint, names: list[str], tied: Mapping[str, str], path: Path, prefix: str
+) -> dict[str, torch.Tensor]:
+    """A safetensors file; the tensors returned are its mapped bytes."""
+    manifest = checkpoint.manifest
+    unknown = [name for name in names if manifest.tensor(name).dtype not in _SAFETENSORS]
+    if unknown:
+        raise CheckpointError(f"{unknown[0]} is of type {manifest.tensor(unknown[0]).dtype}, which safetensors lacks")
+    # Wide types first, so that each tensor begins at a multiple of its width.
+    ordered = sorted(names, key=lambda name: -ELEMENT_BYTES[manifest.tensor(name).dtype])
+    header: dict[str, object] = {"__metadata__": {"format": "pt", TIED_KEY: json.dumps(tied)}}
+    end = 0
+    places: dict[str, int] = {}
+    for name in ordered:
+        entry = manifest.tensor(name)
+        places[name] = end
+        span = [end, end + entry.size_bytes]
+        header[name.removeprefix(prefix)] = {
+            "dtype": _SAFETENSORS[entry.dtype], "shape": list(entry.shape), "data_offsets": span,
+        }  # fmt: skip
+        end += entry.size_bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    with open(path, "wb+") as file:
+        file.write(head)
+        file.truncate(len(head) + end)
+        file.flush()
+        mapped = memoryview(mmap.mmap(file.fileno(), len(head) + end))
+        state: dict[str, torch.Tensor] = {}
+        for name in ordered:
+            entry = manifest.tensor(name)
+            start = len(head) + places[name]
+            tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+            if entry.size_bytes:
+                view = torch.frombuffer(mapped, dtype=torch.uint8, count=entry.size_bytes, offset=start)
+                tensor = view.view(getattr(torch, entry.dtype)).reshape(entry.shape)
+            state[name] = tensor
+        _fill(state, checkpoint)
+        os.fsync(file.fileno())
+    return {name.removeprefix(prefix): state[name] for name in names}
+
+
+def _fill(state: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> None:
+    """Read tensors without a process group."""
+    manifest = checkpoint.manifest
+    held = {}
+    for name, tensor in state.items():
+        piece = Piece.whole(name, manifest.tensor(name).dtype, tensor.shape)
+        held[name] = Held((HostPiece(piece, tensor),))
+    planner, reader = FillPlanner(), ShardReader(checkpoint.folder, manifest=manifest, threads=1)
+    metadata = reader.read_metadata()
+    planner.set_up_planner(dict(held), metadata)
+    reader.read_data(planner.create_local_plan(), planner).wait()
+
+
+@contextmanager
+def _replaced(output: Path, *, keep: bool = True) -> Iterator[Path]:
+    """A file beside ``output`` that takes its place at the end, or goes."""
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        yield partial
+        if keep:
+            os.replace(partial, output)
+    except OSError as error:
+        raise CheckpointError(f"{output} cannot be written: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
