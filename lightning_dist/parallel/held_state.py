@@ -119,7 +119,7 @@ class HeldState:
             optimizer: Of parameters of the module.
             state: Its ``state_dict()``.
         """
-        for index, (name, owner) in enumerate(self._owner_names(optimizer).items()):
+        for index, (name, owner) in enumerate(self.names_of(optimizer).items()):
             entries = state["state"].get(index)
             if not isinstance(entries, Mapping) or not self._counts(owner):
                 continue
@@ -149,7 +149,7 @@ class HeldState:
             stored: Name -> what is stored under it, named as by :meth:`of_optimizer`. What belongs to parameters that
                 this rank does not hold is left out.
         """
-        for name, owner in self._owner_names(optimizer).items():
+        for name, owner in self.names_of(optimizer).items():
             if not self._is_here(owner):
                 continue
             for key, described in stored.items():
@@ -157,22 +157,26 @@ class HeldState:
                     yield self._to_fill(key, owner, described)
 
     def _to_fill(self, name: str, owner: Tensor | None, stored: Stored) -> TensorToFill:
-        spread = Spread(stored.shape, (whole_box(stored.shape),), frozenset())
-        if owner is not None and not self._is_here(owner):
-            return TensorToFill(name, None, spread, _as_it_is)
-        part, place = torch.empty(stored.shape, dtype=stored.dtype, device="meta"), _as_it_is
+        whole = whole_to_fill(name, stored)
+        if owner is None:
+            return whole
+        if not self._is_here(owner):
+            return replace(whole, part=None)
         full = self._full
-        if full is not None and isinstance(owner, nn.Parameter) and isinstance(owner, DTensor):
-            if full.shape_of(owner) == torch.Size(stored.shape):
-                part, spread = owner._local_tensor, full.spread_of(owner)
-                place = functools.partial(full.placed, owner)
-            else:
-                place = functools.partial(full.cut_entry, owner)
-        return TensorToFill(name, torch.empty(part.shape, dtype=stored.dtype), spread, place)
+        if full is None or not isinstance(owner, nn.Parameter) or not isinstance(owner, DTensor):
+            return whole
+        if full.shape_of(owner) != torch.Size(stored.shape):
+            return replace(whole, place=functools.partial(full.cut_entry, owner))
+        part = torch.empty(owner._local_tensor.shape, dtype=stored.dtype)
+        return TensorToFill(name, part, full.spread_of(owner), functools.partial(full.placed, owner))
+
+    def holds(self, optimizer: torch.optim.Optimizer, name: str) -> bool:
+        """Whether this rank holds a parameter of an optimizer, by name."""
+        return self._is_here(self.names_of(optimizer)[name])
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _owner_names(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def names_of(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Name -> parameter; of one that is not the module's, its number."""
         names = {id(parameter): name for name, parameter in self._module.named_parameters()}
         listed = enumerate(p for group in optimizer.param_groups for p in group["params"])
@@ -204,6 +208,12 @@ class HeldState:
             same = [axis for axis in AXIS_NAMES if axis not in axes]
             self._holders[axes] = self._layout.group_of(self._rank, *same)
         return self._holders[axes]
+
+
+def whole_to_fill(name: str, stored: Stored) -> TensorToFill:
+    """A tensor that is wanted whole."""
+    spread = Spread(stored.shape, (whole_box(stored.shape),), frozenset())
+    return TensorToFill(name, torch.empty(stored.shape, dtype=stored.dtype), spread, _as_it_is)
 
 
 def _as_it_is(part: Tensor) -> Tensor:
