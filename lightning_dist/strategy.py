@@ -173,6 +173,7 @@ class HierDistStrategy(RankStrategy):
             mode.check_optimizers(self.optimizers)
             if self.checkpoint_config.is_sharded:
                 assert self._run is not None
+                checkpoints.refuse(trainer, mode)
                 self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
         else:
             detach(trainer)

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from lightning_dist import build
@@ -25,7 +27,7 @@ from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
-from lightning_dist.errors import StateMismatchError
+from lightning_dist.errors import CombinationError, StateMismatchError
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
@@ -49,6 +51,21 @@ class Opened:
     folder: Folder
     manifest: Manifest
     random_state: Mapping[str, Any] | None
+
+
+def refuse(trainer: pl.Trainer, mode: Mode) -> None:
+    """What sharded checkpoints cannot hold.
+
+    Raises:
+        CombinationError: The run has some of it.
+    """
+    averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+    name = mode.setting.parallel.mode
+    if averaging and name != "ddp":
+        raise CombinationError(
+            f"{averaging[0]} puts a second model into checkpoints, which is spread over ranks with parallel={name}: "
+            "write checkpoint=full, or parallel=ddp"
+        )
 
 
 def save(

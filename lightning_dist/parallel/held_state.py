@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from lightning_dist.errors import StateMismatchError
 from lightning_dist.parallel.boxes import Spread, whole_box
 from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.topology.layout import AXIS_NAMES, Layout
@@ -199,7 +200,12 @@ class HeldState:
         return HeldTensor(names, local.detach(), spread, self._holders_along(spread.axes | self._axes))
 
     def _spread_of(self, owner: Tensor | None, value: Tensor) -> Spread:
-        if isinstance(value, DTensor) and self._full is not None and isinstance(owner, nn.Parameter):
+        if isinstance(value, DTensor):
+            if self._full is None or not isinstance(owner, nn.Parameter):
+                raise StateMismatchError(
+                    f"a DTensor of shape {tuple(value.shape)} belongs to no parameter of the model and cannot be saved; put "
+                    "a plain tensor into the checkpoint"
+                )
             return self._full.spread_of_entry(owner, value)
         return Spread(tuple(value.shape), (whole_box(value.shape),), frozenset())
 

@@ -84,3 +84,44 @@ def test_what_one_layout_saves_any_other_resumes(ranks: RankPool, tmp_path: Path
         assert full[0].keys() == sharded[0].keys()
         for name, value in full[0].items():
             assert torch.equal(value, sharded[0][name]), name
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "layout"),
+    [
+        ("zero2", "ddp", {"a": [0]}),
+        ("pipeline zero1", "zero3", {"a": [0, 1, 2]}),
+        pytest.param("zero3", "zero2", {"a": [0, 1, 2], "b": [3, 4, 5]}, marks=pytest.mark.sweep),
+        pytest.param("tensor", "pipeline", {"a": [0, 1]}, marks=pytest.mark.sweep),
+    ],
+)
+def test_another_number_of_ranks_resumes(
+    ranks: RankPool, tmp_path: Path, first: str, then: str, layout: dict[str, list[int]]
+) -> None:
+    case = StageCase(model="odd" if "tensor" not in (first, then) else "even", optimizer="adamw")
+    ranks.run(save_both, layout=LAYOUTS["2+2"], args=(str(tmp_path), case, STRATEGIES[first]))
+    for full, sharded in ranks.run(resume_both, layout=layout, args=(str(tmp_path), case, STRATEGIES[then])):
+        assert full[1:] == sharded[1:]
+        for name, value in full[0].items():
+            assert torch.equal(value, sharded[0][name]), name
+
+
+def straight_and_resumed(context: RankContext, folder: str, strategy: dict[str, Any]) -> list[list[Any]]:
+    """Two epochs at once, and the second one again, from a checkpoint between them."""
+    case, save = StageCase(model="even_noisy", optimizer="adamw"), SaveAtEnd(Path(folder) / "half")
+    sharded = {**strategy, "checkpoint": "sharded"}
+    first = StageLearner(case)  # seeds the generators, as each does
+    _trainer(context, sharded, max_epochs=1, callbacks=[save]).fit(first)
+    straight = StageLearner(case)
+    _trainer(context, strategy, max_epochs=2).fit(straight)
+    resumed = StageLearner(case)
+    torch.manual_seed(5)
+    _trainer(context, strategy, max_epochs=2).fit(resumed, ckpt_path=save.path)
+    return [straight.seen[3:], resumed.seen]
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero3", pytest.param("pipeline", marks=pytest.mark.sweep)])
+def test_each_rank_goes_on_drawing_its_own_random_numbers(ranks: RankPool, tmp_path: Path, name: str) -> None:
+    arguments = (str(tmp_path), STRATEGIES[name])
+    for straight, resumed in ranks.run(straight_and_resumed, world_size=2, args=arguments):
+        assert straight == resumed
