@@ -25,7 +25,7 @@ from lightning_dist.comm.bounded import Bounded
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.config import CheckpointConfig
-from lightning_dist.errors import CheckpointError, PeerLostError
+from lightning_dist.errors import CheckpointError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.parallel.boxes import Spread
 from lightning_dist.parallel.held_state import HeldTensor, TensorToFill
 
@@ -130,19 +130,19 @@ class CheckpointSaver:
         if writing is None:
             return
         collectives = self._run.collectives
-        try:
-            with (
-                self._run.events.measure(WAIT),
-                collectives.translated("writing a checkpoint", self._group),
-                collectives.activity.waiting("the end of a checkpoint"),
-            ):
-                self._result_of(writing)
-        except CheckpointError as error:
-            if self._config.on_failure == "stop":
-                raise
-            self._afterwards = []  # older ones are kept
-            warnings.warn(f"a checkpoint could not be written: {error}", stacklevel=2)
-        self._do_afterwards()
+        with (
+            self._run.events.measure(WAIT),
+            collectives.translated("writing a checkpoint", self._group),
+            collectives.activity.waiting("the end of a checkpoint"),
+        ):
+            failure = self._failure_of(writing)
+        if failure is None:
+            self._do_afterwards()
+            return
+        self._afterwards = []  # older ones are kept
+        if self._config.on_failure == "stop":
+            raise failure
+        warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
 
     def once_committed(self, action: Callable[[], None]) -> None:
         """Do something when nothing is being written any more; not at all if that fails."""
@@ -161,13 +161,17 @@ class CheckpointSaver:
         if self._writing is None or not self._writing.is_running:
             self._copies.release()
 
-    def _result_of(self, writing: Bounded[Manifest | None]) -> None:
+    def _failure_of(self, writing: Bounded[Manifest | None]) -> CheckpointError | None:
+        """Known to all ranks alike; a rank that is lost is raised instead."""
         try:
             writing.result(self._config.timeout_s, look=self._heed_alarm)
+        except CheckpointError as error:
+            return error
         except TimeoutError as error:
-            raise CheckpointError(
-                f"a checkpoint was not written within checkpoint.timeout_s={self._config.timeout_s:g} seconds"
+            raise CollectiveTimeoutError(
+                f"it was not written within checkpoint.timeout_s={self._config.timeout_s:g} seconds"
             ) from error
+        return None
 
     def _heed_alarm(self, waited_s: float) -> None:
         if (alarm := self._run.collectives.alarm(waited_s)) is not None:
