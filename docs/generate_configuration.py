@@ -96,7 +96,7 @@ def page() -> str:
 
 def options(schema: type, prefix: str) -> list[tuple[str, str, str, str]]:
     """Every option of a schema as (dotted name, type, default, meaning); nested schemas are opened up."""
-    meanings = _meanings(schema)
+    meanings = {name: said for base in reversed(schema.__mro__) for name, said in _meanings(base).items()}
     rows: list[tuple[str, str, str, str]] = []
     for field in dataclasses.fields(schema):
         name = f"{prefix}{field.name}"

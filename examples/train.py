@@ -95,7 +95,7 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
     if run.parallel.stages:
         callbacks.append(PipelinePicture(folder))
     keep = run.checkpoint
-    if keep.mode == "full":
+    if keep.mode != "off":
         callbacks.append(
             ModelCheckpoint(
                 folder / "checkpoints",
@@ -109,11 +109,17 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
         arguments["limit_val_batches"] = 0
     return pl.Trainer(
         **arguments,
-        strategy=HierDistStrategy(parallel=run.parallel, sync=run.sync, topology=run.topology, recompute=run.recompute),
+        strategy=HierDistStrategy(
+            parallel=run.parallel,
+            sync=run.sync,
+            topology=run.topology,
+            recompute=run.recompute,
+            checkpoint=keep.of_strategy,
+        ),
         default_root_dir=folder,
         logger=logger,
         callbacks=callbacks,
-        enable_checkpointing=keep.mode == "full",
+        enable_checkpointing=keep.mode != "off",
         enable_progress_bar=show_progress,
         enable_model_summary=False,
     )

@@ -21,9 +21,9 @@ from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, T
 from lightning_dist.errors import ConfigError, UnknownOptionError, unknown_key
 from lightning_dist.run_config import (
     AdamWConfig,
-    CheckpointConfig,
     GPTConfig,
     MLPConfig,
+    RunCheckpointConfig,
     RunConfig,
     SGDConfig,
     SyntheticDataConfig,
@@ -47,7 +47,7 @@ SCHEMAS: dict[str, type] = {
     "optimizer_adamw": AdamWConfig,
     "optimizer_sgd": SGDConfig,
     "trainer": TrainerConfig,
-    "checkpoint": CheckpointConfig,
+    "checkpoint": RunCheckpointConfig,
 }
 
 # In the root config these are filled by their groups; their defaults would mix with the chosen option's.

@@ -1,5 +1,6 @@
 """The only place where a config becomes objects that talk to other ranks."""
 
+from lightning_dist.build.checkpoints import CheckpointSaver, SaveStarted, open_checkpoint_saver, to_read
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -29,7 +30,9 @@ from lightning_dist.build.tensor import (
 )
 
 __all__ = [
+    "CheckpointSaver",
     "RunContext",
+    "SaveStarted",
     "average_parts",
     "average_stages",
     "cut_into_stages",
@@ -41,6 +44,7 @@ __all__ = [
     "describe_split",
     "needless_crossings",
     "open_agreement",
+    "open_checkpoint_saver",
     "open_gradient_all_reduce",
     "open_recomputation",
     "open_run",
@@ -54,5 +58,6 @@ __all__ = [
     "shard_model",
     "shard_stages",
     "split_module",
+    "to_read",
     "wrap_data_parallel",
 ]

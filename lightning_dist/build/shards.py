@@ -16,6 +16,8 @@ from lightning_dist.gradsync.sparse import has_sparse_gradients
 from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.zero import ShardLinks, open_mesh, shard
+from lightning_dist.topology import Cluster
+from lightning_dist.topology.layout import Axes, Layout
 
 
 def open_shard_links(
@@ -53,6 +55,8 @@ def open_shard_links(
             replicas = tensor.layout.groups("dp_replicate")
             mesh = tensor.placed.mesh["dp_shard"]
         return ShardLinks(
+            layout=_layout_of(cluster, parallel) if tensor is None else tensor.layout,
+            axes=frozenset({"dp_shard"}),
             mesh=mesh,
             scatter=groups.scatter(parts, "shards"),
             secondary=open_mesh(
@@ -69,6 +73,15 @@ def open_shard_links(
             groups=groups.made,
             brings_values=tensor is None,
         )
+
+
+def _layout_of(cluster: Cluster, parallel: ParallelConfig) -> Layout:
+    """Of shards over all ranks, or, as often as there are hosts, over those of a host."""
+    if parallel.mode != "hsdp":
+        return Layout.in_rank_order(cluster, Axes(dp_shard=cluster.world_size))
+    order = [rank for host in cluster.hosts for rank in cluster.ranks_of_host(host)]
+    axes = Axes(dp_replicate=cluster.num_hosts, dp_shard=cluster.world_size // cluster.num_hosts)
+    return Layout(cluster, axes, tuple(order))
 
 
 def shard_model(

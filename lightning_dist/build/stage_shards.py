@@ -8,6 +8,7 @@ from lightning_dist.config import ParallelConfig
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.shards import ShardedStages, stage_owners
 from lightning_dist.parallel.zero import ShardLinks, open_mesh, shard
+from lightning_dist.topology.layout import DATA_AXES
 
 
 def open_stage_shard_links(run: RunContext, links: StageLinks) -> ShardLinks:
@@ -19,6 +20,8 @@ def open_stage_shard_links(run: RunContext, links: StageLinks) -> ShardLinks:
     """
     assert links.scatter is not None, "several ranks hold the same stages"
     return ShardLinks(
+        layout=links.layout,
+        axes=frozenset(DATA_AXES),
         mesh=open_mesh([links.data], device_type=run.device.type),
         scatter=links.scatter,
         secondary=None,

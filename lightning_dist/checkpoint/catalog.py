@@ -84,6 +84,11 @@ def open_checkpoint(folder: Folder, *, full: bool = False) -> Checkpoint:
     return checkpoint
 
 
+def holds_checkpoint(folder: Folder) -> bool:
+    """Whether there is a checkpoint, or what is left of one."""
+    return any(name in (MARKER_FILE, MANIFEST_FILE) or _SHARD.fullmatch(name) for name in folder.list())
+
+
 def read_manifest(folder: Folder) -> Manifest:
     """The manifest of a committed checkpoint, compared with its marker; files are not looked at.
 
@@ -92,8 +97,7 @@ def read_manifest(folder: Folder) -> Manifest:
     """
     marker_data = folder.read(MARKER_FILE)
     if marker_data is None:
-        names = folder.list()
-        if not any(name == MANIFEST_FILE or _SHARD.fullmatch(name) for name in names):
+        if not holds_checkpoint(folder):
             raise UncommittedCheckpointError(f"{folder.url} holds no sharded checkpoint: it has no {MARKER_FILE}")
         raise UncommittedCheckpointError(
             f"{folder.url} has no {MARKER_FILE}: its save was cut off, or it is being written or overwritten"
@@ -170,8 +174,7 @@ def _look(root: Folder, *, full: bool) -> Iterator[Found]:
         if size is not None:
             continue
         folder = root.child(name)
-        names = folder.list()
-        if not any(other in (MARKER_FILE, MANIFEST_FILE) or _SHARD.fullmatch(other) for other in names):
+        if not holds_checkpoint(folder):
             continue
         manifest_read: Checkpoint | None = None
         problem: CheckpointError | None = None

@@ -5,6 +5,7 @@ The dataclasses are the schema of the Hydra groups in ``conf/`` and the argument
 themselves when made, so that a bad value is refused before any process starts.
 """
 
+from lightning_dist.config.checkpoint import CHECKPOINT_PRESETS, ON_FAILURE, WHEN_BUSY, CheckpointConfig
 from lightning_dist.config.checks import BYTE_UNITS, MIB, parse_bytes
 from lightning_dist.config.parallel import (
     PARALLEL_MODES,
@@ -32,8 +33,11 @@ from lightning_dist.config.topology import TIER_CHOICES, TOPOLOGY_PRESETS, Probe
 
 __all__ = [
     "BYTE_UNITS",
+    "CHECKPOINT_PRESETS",
+    "CheckpointConfig",
     "LOSS_REDUCTIONS",
     "MIB",
+    "ON_FAILURE",
     "PARALLEL_MODES",
     "PARALLEL_PRESETS",
     "PIPELINE_SCHEDULES",
@@ -59,6 +63,7 @@ __all__ = [
     "TensorConfig",
     "TopologyConfig",
     "UNEVEN_INPUTS",
+    "WHEN_BUSY",
     "WIRE_DTYPES",
     "from_mapping",
     "parse_bytes",

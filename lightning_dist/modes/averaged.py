@@ -18,6 +18,7 @@ from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.buffers import BufferedModule, BufferSync
 from lightning_dist.parallel.full_tensors import StateDictHooks
+from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, keep_kinds_apart, keep_list_options
 from lightning_dist.parallel.tensor.part_tensors import PartTensors
@@ -112,6 +113,15 @@ class AveragedMode(Mode):
         """Values on rank 0 only."""
         inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
         return self._full.optimizer_state(inner, keep=self.setting.run.rank == 0)
+
+    def held_state(self) -> HeldState:
+        """Parts, and what is whole."""
+        return HeldState(self.module, self._links.layout, self.setting.run.rank, full=self._full)
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """Parts stay parts."""
+        assert self._hooks is not None, "the module is wrapped or placed"
+        return self._hooks.as_held()
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps its part; how lists of tensors are treated is this run's, not the checkpoint's."""

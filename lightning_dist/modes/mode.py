@@ -16,6 +16,8 @@ from torch import nn
 from lightning_dist.build import RunContext
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.config import ParallelConfig, SyncConfig
+from lightning_dist.parallel.held_state import HeldState
+from lightning_dist.topology.layout import Axes, Layout
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,16 @@ class Mode:
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """An optimizer's state for a checkpoint, as ``make`` makes it; whole tensors, collective."""
         return make(optimizer)
+
+    def held_state(self) -> HeldState:
+        """What this rank holds of the state; nothing is sent."""
+        cluster = self.setting.run.cluster
+        layout = Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size))
+        return HeldState(self.module, layout, self.setting.run.rank)
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """Inside, ``state_dict()`` has what this rank holds; nothing is sent."""
+        return nullcontext()
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """This rank's part of whole states."""

@@ -8,7 +8,7 @@ told to the other ranks. The loss that Lightning is given puts the gradients in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -27,6 +27,8 @@ from lightning_dist.modes.refusals import refuse_wholes
 from lightning_dist.modes.stage_reports import StageReports
 from lightning_dist.parallel.batches import check_batches
 from lightning_dist.parallel.buffers import BufferSync
+from lightning_dist.parallel.full_tensors import FullTensors
+from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.channels import clear_frames
@@ -352,6 +354,29 @@ class PipelineMode(Mode):
         assert self._staged is not None
         inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
         return self._staged.optimizer_state(inner, keep=self.setting.run.rank == 0)
+
+    def held_state(self) -> HeldState:
+        """Of what several stages hold, one speaks."""
+        assert self._staged is not None, "the module is wrapped or placed"
+        return self._held_state_of(self._staged.full)
+
+    def _held_state_of(self, full: FullTensors | None) -> HeldState:
+        assert self._staged is not None
+        assert self._links is not None
+        return HeldState(
+            self.module,
+            self._links.layout,
+            self.setting.run.rank,
+            full=full,
+            axes=frozenset({"pp"}),
+            counts=self._staged.counts,
+            is_here=self._staged.is_here,
+        )
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """What is on other ranks stays there."""
+        assert self._staged is not None, "the module is wrapped or placed"
+        return self._staged.hooks.as_held()
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps the entries of its stages' parameters, and its part of them."""

@@ -20,6 +20,7 @@ from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.refusals import refuse_after_failure
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
+from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.sharded import Sharded
@@ -185,6 +186,16 @@ class ShardedMode(Mode):
             return make(optimizer)
         inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
         return self._model.full.optimizer_state(inner, keep=self.setting.run.rank == 0)
+
+    def held_state(self) -> HeldState:
+        """Shards, and what is whole."""
+        if self._model is None or self._links is None:
+            return super().held_state()
+        return HeldState(self.module, self._links.layout, self.setting.run.rank, full=self._model.full)
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """Shards stay shards."""
+        return nullcontext() if self._model is None else self._model.as_held()
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps its part."""

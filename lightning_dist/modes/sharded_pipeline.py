@@ -12,6 +12,7 @@ from lightning_dist import build
 from lightning_dist.modes.pipeline import PipelineMode
 from lightning_dist.modes.refusals import refuse_after_failure
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
+from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.shards import ShardedStages
@@ -110,6 +111,14 @@ class ShardedPipelineMode(PipelineMode):
             return super().optimizer_state(optimizer, make)
         inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
         return self._shards.optimizer_state(inner, keeps=self.setting.run.rank == 0, gathers_for=self._has_rank_0)
+
+    def held_state(self) -> HeldState:
+        """Shards of this rank's stages."""
+        return super().held_state() if self._shards is None else self._held_state_of(self._shards.full)
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """Shards stay shards."""
+        return super().as_held() if self._shards is None else self._shards.as_held()
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps its shards of the entries of its stages' parameters."""

@@ -19,6 +19,7 @@ from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.refusals import refuse_wholes
 from lightning_dist.modes.sharded import ShardedMode
 from lightning_dist.parallel.batches import check_batches, fingerprint, who_differs
+from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, refuse_unsplit, refuse_whole_only
 from lightning_dist.parallel.tensor.wrapped import SplitModule
 
@@ -185,6 +186,14 @@ class TensorMode(Mode):
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Values on rank 0 only."""
         return make(optimizer) if self._inner is None else self._inner.optimizer_state(optimizer, make)
+
+    def held_state(self) -> HeldState:
+        """The inner mode's."""
+        return super().held_state() if self._inner is None else self._inner.held_state()
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """The inner mode's."""
+        return nullcontext() if self._inner is None else self._inner.as_held()
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps its part."""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lightning_dist.parallel.boxes import Spread
 from lightning_dist.parallel.state_hooks import StateHooks
 
 
@@ -24,6 +25,10 @@ class FullTensors(abc.ABC):
     @abc.abstractmethod
     def shape_of(self, parameter: nn.Parameter) -> torch.Size | None:
         """The shape of the whole parameter; ``None`` if it is whole on each rank."""
+
+    @abc.abstractmethod
+    def spread_of(self, parameter: nn.Parameter) -> Spread:
+        """How a spread parameter is spread, and tensors of its shape that belong to it."""
 
     @abc.abstractmethod
     def whole(self, parameter: nn.Parameter, value: DTensor, *, keep: bool = True) -> torch.Tensor:
@@ -58,6 +63,14 @@ class FullTensors(abc.ABC):
             **state,
             "state": {index: self._cut(owners[index], entries) for index, entries in state["state"].items()},
         }
+
+    @abc.abstractmethod
+    def spread_of_entry(self, parameter: nn.Parameter, value: DTensor) -> Spread:
+        """How an entry of an optimizer's state is spread, which may be of another shape than the parameter."""
+
+    @abc.abstractmethod
+    def placed(self, parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
+        """This rank's part of a tensor of a spread parameter's shape, as the DTensor it is a part of."""
 
     def whole_entry(self, parameter: nn.Parameter, value: DTensor, *, keep: bool) -> torch.Tensor:
         """An entry of an optimizer's state, as a whole tensor; collective. See :meth:`whole`."""

@@ -255,6 +255,10 @@ class Sharded(nn.Module):
         """
         return self._hooks.state_dict_of(make, keep=keep)
 
+    def as_held(self) -> AbstractContextManager[None]:
+        """Inside, a state of the module has shards; nothing is sent."""
+        return self._hooks.as_held()
+
     def release(self, *, whole: bool) -> None:
         """Undo the sharding, so that the module is what it was, with the trained values; collective if ``whole``.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -21,6 +22,7 @@ class StateHooks(abc.ABC):
     def __init__(self, root: nn.Module) -> None:
         self.keep = True  # whether this rank wants the values of a state_dict
         self.on_cpu = False  # whether a state_dict goes to CPU memory, tensor by tensor
+        self._as_held = False
         self._entered: list[nn.Module] = []
         self._handles: list[RemovableHandle] = []
         for module in root.modules():
@@ -51,6 +53,15 @@ class StateHooks(abc.ABC):
         finally:
             self.keep, self.on_cpu = True, False
 
+    @contextmanager
+    def as_held(self) -> Iterator[None]:
+        """Inside, a state has what this rank holds; nothing is sent."""
+        self._as_held = True
+        try:
+            yield
+        finally:
+            self._as_held = False
+
     def release(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
@@ -65,7 +76,7 @@ class StateHooks(abc.ABC):
     def _leave(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         while self._entered and self._entered.pop() is not module:
             pass
-        if not self._entered:
+        if not self._entered and not self._as_held:
             self.complete(module, state_dict, prefix)
 
     def _load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -45,6 +45,7 @@ from lightning_dist.parallel.shard_tensors import ShardTensors
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
 from lightning_dist.parallel.tensor.model import TensorParallel
 from lightning_dist.parallel.unsharding import undo_sharding
+from lightning_dist.topology.layout import Layout
 
 POLICIES: dict[str, ShardPolicy] = {
     "zero1": ShardPolicy(keeps_parameters=True, sums_each_micro_step=False),
@@ -60,6 +61,8 @@ class ShardLinks:
     """What shards travel over.
 
     Attributes:
+        layout: Which rank stands where.
+        axes: Of the layout, over which shards are spread.
         mesh: [shards], this rank's group of shards.
         scatter: Lanes over the same ranks.
         secondary: [hosts, ranks a host]: where parameters are kept between forward and backward; ``None``: nowhere.
@@ -73,6 +76,8 @@ class ShardLinks:
         brings_values: Whether values are still to be made alike on all ranks, rank 0's.
     """
 
+    layout: Layout
+    axes: frozenset[str]
     mesh: DeviceMesh
     scatter: HierarchicalScatter
     secondary: DeviceMesh | None
@@ -176,7 +181,7 @@ def shard(
         if name not in kept_whole and parameter not in elsewhere:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
     reduction = _connect(sharded, config, links, kept_whole, by_schedule=by_schedule)
-    full = ShardTensors(sharded, links.scatter, split)
+    full = ShardTensors(sharded, links.scatter, split, axes=links.axes)
     sharded.complete(reduction=reduction, full=full, originals=originals, was_whole=not was_meta)
     return sharded
 

@@ -5,7 +5,7 @@
 bad value is refused before any process starts.
 """
 
-from lightning_dist.run_config.checkpoint import CHECKPOINT_MODES, CheckpointConfig
+from lightning_dist.run_config.checkpoint import RunCheckpointConfig
 from lightning_dist.run_config.data import DATA_KINDS, SyntheticDataConfig, TextDataConfig
 from lightning_dist.run_config.model import MODEL_KINDS, GPTConfig, MLPConfig
 from lightning_dist.run_config.optimizer import OPTIMIZER_KINDS, SCHEDULES, AdamWConfig, SGDConfig
@@ -14,7 +14,6 @@ from lightning_dist.run_config.trainer import ACCELERATORS, CLIP_ALGORITHMS, PRE
 
 __all__ = [
     "ACCELERATORS",
-    "CHECKPOINT_MODES",
     "CLIP_ALGORITHMS",
     "DATA_KINDS",
     "MODEL_KINDS",
@@ -22,9 +21,9 @@ __all__ = [
     "PRECISIONS",
     "SCHEDULES",
     "AdamWConfig",
-    "CheckpointConfig",
     "GPTConfig",
     "MLPConfig",
+    "RunCheckpointConfig",
     "RunConfig",
     "SGDConfig",
     "SyntheticDataConfig",

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CombinationError
-from lightning_dist.run_config.checks import check_choice, check_number
-
-CHECKPOINT_MODES = ("full", "off")
+from lightning_dist.run_config.checks import check_number
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class RunCheckpointConfig(CheckpointConfig):
     """What outlives the run.
 
     Attributes:
-        mode: ``full`` (Lightning's own checkpoints) or ``off``.
+        mode: ``full`` (Lightning's own: one file with everything, written by rank 0 while training waits), ``sharded``
+            (a folder into which each rank writes its part, while training waits), ``async_sharded`` (the same, while
+            training goes on: it waits for a copy only) or ``off``.
         every_n_steps: Optimizer steps between two checkpoints.
         save_top_k: Checkpoints kept: the best by ``monitor``; without ``monitor`` 0 (none), 1 (the newest) or -1 (all).
         save_last: Also keep the newest under the name ``last.ckpt``.
         monitor: Metric to rank checkpoints by (lower is better); ``None`` means by age.
     """
 
-    mode: str = "full"
+    MODES: ClassVar[tuple[str, ...]] = (*CheckpointConfig.MODES, "off")
+
     every_n_steps: int = 100
     save_top_k: int = 1
     save_last: bool = True
     monitor: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("checkpoint.mode", self.mode, CHECKPOINT_MODES)
+        super().__post_init__()
         check_number("checkpoint.every_n_steps", self.every_n_steps, low=1, whole=True)
         check_number("checkpoint.save_top_k", self.save_top_k, low=-1, whole=True)
         if self.monitor is None and self.save_top_k not in (-1, 0, 1):
@@ -37,3 +40,9 @@ class CheckpointConfig:
                 f"checkpoint.save_top_k={self.save_top_k} needs checkpoint.monitor, e.g. val_loss; "
                 "without it: 0 (none), 1 (the newest) or -1 (all)"
             )
+
+    @property
+    def of_strategy(self) -> CheckpointConfig:
+        """How it is written, which is the strategy's; the rest says when."""
+        mode = "full" if self.mode == "off" else self.mode
+        return CheckpointConfig(mode, self.when_busy, self.on_failure, self.chunk_bytes, self.timeout_s)

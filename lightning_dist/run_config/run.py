@@ -8,7 +8,7 @@ from typing import Any
 from lightning_dist.capabilities import refuse_combinations
 from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import CombinationError, ConfigError
-from lightning_dist.run_config.checkpoint import CheckpointConfig
+from lightning_dist.run_config.checkpoint import RunCheckpointConfig
 from lightning_dist.run_config.checks import check_number
 from lightning_dist.run_config.data import SyntheticDataConfig, TextDataConfig
 from lightning_dist.run_config.model import GPTConfig, MLPConfig
@@ -53,7 +53,7 @@ class RunConfig:
     model: Any = field(default_factory=GPTConfig)
     optimizer: Any = field(default_factory=AdamWConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    checkpoint: RunCheckpointConfig = field(default_factory=RunCheckpointConfig)
 
     def __post_init__(self) -> None:
         check_number("seed", self.seed, low=0, whole=True)

@@ -79,7 +79,7 @@ def test_presets_are_the_options_of_the_group(group: str) -> None:
     [
         ("data", run_config.DATA_KINDS),
         ("optimizer", run_config.OPTIMIZER_KINDS),
-        ("checkpoint", run_config.CHECKPOINT_MODES),
+        ("checkpoint", run_config.RunCheckpointConfig.MODES),
         ("topology", config.TIER_CHOICES),
         ("parallel", config.PARALLEL_MODES),
         ("recompute", config.RECOMPUTE_MODES),
@@ -209,7 +209,7 @@ def test_wrong_option_lists_the_right_ones() -> None:
         ("trainer.max_steps=-1", "never end"),
         ("trainer.val_check_interval=0.5", "needs trainer.check_val_every_n_epoch=1"),
         ("trainer.limit_val_batches=2.5", "write 3 for so many batches"),
-        ("checkpoint.mode=sharded", "allowed: full, off"),
+        ("checkpoint.mode=half", "allowed: full, sharded, async_sharded, off"),
         ("checkpoint.save_top_k=3", "needs checkpoint.monitor"),
         ("model=mlp", "write data=synthetic"),
         ("sample_temperature=-1", "at least 0"),

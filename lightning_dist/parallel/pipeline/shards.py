@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_dist.parallel.children import Owners, callable_children
 from lightning_dist.parallel.fsdp_groups import groups_of, params_of, silence_calls
+from lightning_dist.parallel.full_tensors import FullTensors
 from lightning_dist.parallel.module_tree import has_forward
 from lightning_dist.parallel.pipeline.cut import Cut
 from lightning_dist.parallel.pipeline.layers import Layer
@@ -147,6 +148,17 @@ class ShardedStages:
         """
         hooks = self._staged.hooks
         return self._sharded.state_dict_of(lambda: hooks.state_dict_of(make, keep=keeps), keep=gathers_for)
+
+    @property
+    def full(self) -> FullTensors:
+        """The whole tensors of this rank's stages."""
+        return self._sharded.full
+
+    @contextmanager
+    def as_held(self) -> Iterator[None]:
+        """Inside, a state of the module has what this rank holds; nothing is sent."""
+        with self._staged.hooks.as_held(), self._sharded.as_held():
+            yield
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, *, keeps: bool, gathers_for: bool) -> dict[str, Any]:
         """An optimizer's state, whole; collective. See :meth:`state_dict_of`."""

@@ -61,7 +61,7 @@ class StagedModel:
         self.split = split
         self._links = links
         self._tell = failed
-        self._full = None if split is None else PartTensors(split, links.among_sharers)
+        self.full = None if split is None else PartTensors(split, links.among_sharers)
         self.cut = cut
         position = links.pipeline.index
         self._position = position
@@ -95,7 +95,7 @@ class StagedModel:
         aliased = cut.aliased(position)
         self.aliases = LocalAliases(aliased)
         self._aliased = {parameter for parameter, _ in aliased}
-        self.hooks = StageStateHooks(module, cut, self._absent, self.gather, self._full)
+        self.hooks = StageStateHooks(module, cut, self._absent, self.gather, self.full)
         if split is not None:
             StageEnds([(str(stage), stage.submod, stage.is_last) for stage in self.stages], split)
 
@@ -117,7 +117,7 @@ class StagedModel:
         self.own = tuple(replaced.get(tensor, tensor) for tensor in self.own)
         self.shared = self._share()
         self.hooks.release()
-        self.hooks = StageStateHooks(self.module, self.cut, self._absent, self.gather, self._full)
+        self.hooks = StageStateHooks(self.module, self.cut, self._absent, self.gather, self.full)
 
     @property
     def absent(self) -> frozenset[nn.Parameter]:
@@ -139,9 +139,9 @@ class StagedModel:
         """The buffers of this rank's stages, as a module."""
         return nn.ModuleList(stage.submod for stage in self.stages)
 
-    def counts(self, parameter: nn.Parameter) -> bool:
-        """Whether this rank counts a parameter's gradient: of several that hold it, one does."""
-        return self.cut.owner(parameter) == self._position
+    def counts(self, tensor: Tensor) -> bool:
+        """Whether this rank speaks for a parameter, its gradient and its state: of several that hold it, one does."""
+        return self.cut.owner(tensor) == self._position
 
     def is_here(self, tensor: Tensor) -> bool:
         """Whether this rank holds it."""
@@ -176,9 +176,9 @@ class StagedModel:
         owners = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
 
         def whole(index: int, value: Tensor) -> Tensor:
-            if self._full is None or not isinstance(value, DTensor):
+            if self.full is None or not isinstance(value, DTensor):
                 return value
-            return self._full.whole_entry(owners[index], value, keep=True)
+            return self.full.whole_entry(owners[index], value, keep=True)
 
         return self.gather.optimizer_state(optimizer.state_dict(), keep=keep, whole=whole)
 
@@ -186,9 +186,9 @@ class StagedModel:
         """Of the state of all parameters what this rank holds."""
         owners = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
         kept = {**state, "state": {i: entries for i, entries in state["state"].items() if self.is_here(owners[i])}}
-        if self._full is None:
+        if self.full is None:
             return kept
-        return keep_list_options(optimizer, self._full.cut_optimizer_state(optimizer, kept))
+        return keep_list_options(optimizer, self.full.cut_optimizer_state(optimizer, kept))
 
     def release(self, *, whole: bool) -> None:
         """Undo the cut; collective over the pipeline if ``whole``.

@@ -16,13 +16,14 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.parallel.boxes import Spread, boxes_along, whole_box
 from lightning_dist.parallel.lost_weights import LostWeights
 from lightning_dist.parallel.tensor.anomaly import anomalies_found_in_parts
 from lightning_dist.parallel.tensor.layers import PerHead, SplitLayer, as_placed, guarded, placements_of
 from lightning_dist.parallel.tensor.logits import SplitLogits
 from lightning_dist.parallel.tensor.plan import Split, split_model
 from lightning_dist.parallel.tensor.region import SplitRegion, make_stream
-from lightning_dist.parallel.tensor.rows import to_part_order, to_rank_order
+from lightning_dist.parallel.tensor.rows import rank_ranges, to_part_order, to_rank_order
 from lightning_dist.parallel.tensor.styles import Style
 from lightning_dist.parallel.tensor.survey import survey
 
@@ -189,6 +190,23 @@ class TensorParallel:
         if not isinstance(placement, Shard):
             return whole
         return whole.chunk(self.mesh.size(), placement.dim)[self.mesh.get_local_rank()].contiguous()
+
+    def spread_of(self, entry: SplitParameter) -> Spread:
+        """Which values of the whole this rank's part has."""
+        if not isinstance(entry.placement, Shard):
+            return Spread(tuple(entry.shape), (whole_box(entry.shape),), frozenset())
+        return self.spread_along(entry, entry.shape, entry.placement.dim)
+
+    def spread_along(self, entry: SplitParameter, shape: torch.Size, dim: int) -> Spread:
+        """Which values this rank has of a tensor that belongs to a parameter and is split along a dim.
+
+        Args:
+            entry: The parameter.
+            shape: Of the whole tensor.
+            dim: Of the tensor.
+        """
+        ranges = rank_ranges(shape[dim], parts=entry.fused, size=self.mesh.size(), rank=self.mesh.get_local_rank())
+        return Spread(tuple(shape), boxes_along(shape, dim, ranges), frozenset({"tp"}))
 
     def in_own_order(self, entry: SplitParameter, whole: Tensor) -> Tensor:
         """A whole tensor whose rows are in the order of the ranks, as of one process; see :mod:`.rows`."""

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
+from lightning_dist.parallel.boxes import Spread, whole_box
 from lightning_dist.parallel.full_tensors import FullTensors, without_memory
 from lightning_dist.parallel.tensor.model import SplitParameter, TensorParallel
 
@@ -30,6 +31,23 @@ class PartTensors(FullTensors):
         entry = self._entry_of(parameter)
         return None if entry is None else entry.shape
 
+    def spread_of(self, parameter: nn.Parameter) -> Spread:
+        """See :class:`FullTensors`."""
+        entry = self._entry_of(parameter)
+        assert entry is not None, "asked for split parameters only"
+        return self._split.spread_of(entry)
+
+    def spread_of_entry(self, parameter: nn.Parameter, value: DTensor) -> Spread:
+        """One that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes."""
+        entry = self._entry_of(parameter)
+        assert entry is not None, "asked for split parameters only"
+        (placement,), shape = value.placements, value.shape
+        if shape == entry.shape:
+            return self.spread_of(parameter)
+        if not isinstance(placement, Shard):
+            return Spread(tuple(shape), (whole_box(shape),), frozenset())
+        return self._split.spread_along(entry, shape, placement.dim)
+
     def whole(self, parameter: nn.Parameter, value: DTensor, *, keep: bool = True) -> torch.Tensor:
         """See :class:`FullTensors`."""
         entry = self._entry_of(parameter)
@@ -43,6 +61,12 @@ class PartTensors(FullTensors):
         entry = self._entry_of(parameter)
         assert entry is not None, "asked for split parameters only"
         return self._split.placed(entry, self._split.part(entry, whole).to(parameter.device))
+
+    def placed(self, parameter: nn.Parameter, part: torch.Tensor) -> DTensor:
+        """See :class:`FullTensors`."""
+        entry = self._entry_of(parameter)
+        assert entry is not None, "asked for split parameters only"
+        return self._split.placed(entry, part.to(parameter.device))
 
     def whole_entry(self, parameter: nn.Parameter, value: DTensor, *, keep: bool) -> torch.Tensor:
         """One that is not of the parameter's shape (a value a row, a value a column) is spread as torch likes."""

@@ -26,3 +26,18 @@ def to_part_order(tensor: Tensor, *, parts: int, size: int) -> Tensor:
     """The inverse of :func:`to_rank_order`: rows by rank -> rows by part."""
     by_rank: Tensor = tensor.unflatten(0, (size, parts, -1))
     return by_rank.transpose(0, 1).flatten(0, 2)
+
+
+def rank_ranges(rows: int, *, parts: int, size: int, rank: int) -> list[tuple[int, int]]:
+    """Which rows one rank has, (first, one behind the last) of each part, in the order of :func:`to_rank_order`.
+
+    Args:
+        rows: Of the whole tensor; with one part, any number: the last ranks may have fewer.
+        parts: Projections fused into one.
+        size: Ranks that share them.
+        rank: One of them.
+    """
+    of_part = rows // parts
+    share = -(-of_part // size)
+    low, high = min(rank * share, of_part), min((rank + 1) * share, of_part)
+    return [(part * of_part + low, part * of_part + high) for part in range(parts)]

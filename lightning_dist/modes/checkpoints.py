@@ -1,0 +1,265 @@
+"""Lightning's checkpoints as sharded ones: its dictionary is taken apart when it is saved, and put together again.
+
+What a sharded checkpoint holds, by name:
+
+- ``model/<name>``: tensors of ``state_dict()``;
+- ``optimizer/<i>/<parameter>.<entry>``: tensors of an optimizer's state;
+- ``optimizer/<i>/rank/<r>``: its other values, and how its parameters are grouped;
+- ``lightning``: all else of the dictionary, as rank 0 has it;
+- ``rank/<r>``: a rank's random state, and where its data loaders are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor
+
+from lightning_dist import build
+from lightning_dist.checkpoint import catalog, sharded
+from lightning_dist.checkpoint.host_pieces import Held
+from lightning_dist.checkpoint.manifest import Manifest
+from lightning_dist.checkpoint.objects import Encoded, encode
+from lightning_dist.checkpoint.storage import Folder, open_folder
+from lightning_dist.errors import CombinationError, StateMismatchError
+from lightning_dist.modes.mode import Mode
+from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
+from lightning_dist.parallel.tensor import keep_list_options
+
+_MODEL, _OPTIMIZER, _REST, _RANK = "model/", "optimizer/", "lightning", "rank/"
+_LOADERS = ("loops", "fit_loop", "state_dict", "combined_loader")
+OPENED = "hierdist_opened"
+"""Key of a loaded dictionary under which the rest is still to be read."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint that is being loaded.
+
+    Attributes:
+        folder: Where it is.
+        manifest: What it holds.
+        random_state: This rank's, if it was saved by as many ranks.
+    """
+
+    folder: Folder
+    manifest: Manifest
+    random_state: Mapping[str, Any] | None
+
+
+def refuse(trainer: pl.Trainer, mode: Mode) -> None:
+    """What sharded checkpoints cannot hold.
+
+    Raises:
+        CombinationError: The run has some of it.
+    """
+    averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+    name = mode.setting.parallel.mode
+    if averaging and name != "ddp":
+        raise CombinationError(
+            f"{averaging[0]} puts a second model into checkpoints, which is spread over ranks with parallel={name}: "
+            "write checkpoint=full, or parallel=ddp"
+        )
+
+
+def save(
+    saver: build.CheckpointSaver,
+    checkpoint: dict[str, Any],
+    path: str,
+    *,
+    mode: Mode,
+    optimizers: list[torch.optim.Optimizer],
+    storage_options: Mapping[str, Any] | None = None,
+) -> build.SaveStarted:
+    """Begin to write a checkpoint; every rank calls it.
+
+    Args:
+        saver: The run's.
+        checkpoint: As Lightning made it, with states as this rank holds them (:meth:`Mode.as_held`).
+        path: Folder or URL.
+        mode: The present one.
+        optimizers: Whose states the checkpoint has.
+        storage_options: For fsspec.
+    """
+    rest = dict(checkpoint)
+    held = mode.held_state()
+    tensors = list(_named(_MODEL, held.of_model(rest.get("state_dict", {}))))
+    others = {name: value for name, value in rest.pop("state_dict", {}).items() if not isinstance(value, Tensor)}
+    rank = mode.setting.run.rank
+    objects: dict[str, Encoded] = {}
+    for index, state in enumerate(rest.pop("optimizer_states", ())):
+        prefix = f"{_OPTIMIZER}{index}/"
+        tensors += _named(prefix, held.of_optimizer(optimizers[index], state))
+        name = f"{prefix}{_RANK}{rank}"
+        objects[name] = encode(_values_of(held, optimizers[index], state), name)
+    name = f"{_RANK}{rank}"
+    objects[name] = encode({"random": _collect_rng_states(), "loaders": _loaders_of(rest)}, name)
+    if rank == 0:
+        objects[_REST] = encode({"checkpoint": rest, "state_dict": others}, _REST)
+    record = {
+        "step": rest.get("global_step"),
+        "epoch": rest.get("epoch"),
+        "world_size": mode.setting.run.cluster.world_size,
+        "hosts": list(mode.setting.run.cluster.host_of_rank),
+        "parallel": mode.setting.parallel.mode,
+        "torch": torch.__version__,
+        "lightning": rest.get("pytorch-lightning_version"),
+    }
+    return saver.save(open_folder(path, storage_options=storage_options), tensors, objects, record)
+
+
+def remove(path: str) -> None:
+    """Remove a sharded checkpoint: its marker first."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    catalog.delete(open_folder(parent or "."), name)
+
+
+def is_sharded(path: str) -> bool:
+    """Whether there is a sharded checkpoint at a path or URL, whole or not."""
+    return catalog.holds_checkpoint(open_folder(path))
+
+
+def load(path: str, held: HeldState | None, rank: int, world_size: int) -> dict[str, Any]:
+    """Lightning's dictionary of a sharded checkpoint; every rank calls it.
+
+    The states of optimizers are read later, by :func:`load_optimizers`.
+
+    Args:
+        path: Folder or URL.
+        held: Of the module, once it is as it will be trained; ``None`` before: then weights are whole.
+        rank: This process's global rank.
+        world_size: Number of ranks.
+    """
+    folder = open_folder(path)
+    manifest = catalog.open_checkpoint(folder).manifest
+    own = f"{_RANK}{rank}"
+    state: dict[str, Any] = dict.fromkeys(name for name in (_REST, own) if name in manifest.objects)
+    weights = _stored(manifest, _MODEL)
+    if held is not None:
+        to_fill = list(held.model_to_fill(weights))
+    else:
+        to_fill = [whole_to_fill(name, stored) for name, stored in weights.items()]
+    state.update(_targets(_MODEL, to_fill))
+    sharded.load(state, folder, manifest=manifest)
+    checkpoint: dict[str, Any] = state[_REST]["checkpoint"]
+    filled = {each.name: each.value() for each in to_fill}
+    checkpoint["state_dict"] = {**_tied(manifest, filled), **state[_REST]["state_dict"]}
+    mine = state.get(own) if manifest.record.get("world_size") == world_size else None
+    if mine is not None:
+        _put_loaders(checkpoint, mine["loaders"])
+    indices = sorted({int(name.split("/")[1]) for name in manifest.objects if name.startswith(_OPTIMIZER)})
+    if indices:
+        checkpoint["optimizer_states"] = [{} for _ in indices]
+    checkpoint[OPENED] = Opened(folder, manifest, None if mine is None else mine["random"])
+    return checkpoint
+
+
+def load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Read the states of optimizers, and set this rank's random state; every rank calls it.
+
+    Raises:
+        StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
+    """
+    manifest = opened.manifest
+    for index, optimizer in enumerate(optimizers):
+        prefix = f"{_OPTIMIZER}{index}/"
+        names = [name for name in manifest.objects if name.startswith(prefix + _RANK)]
+        if not names:
+            raise StateMismatchError(
+                f"{opened.folder.url} has no state of optimizer {index}; {len(optimizers)} are to be loaded"
+            )
+        to_fill = list(held.optimizer_to_fill(optimizer, _stored(manifest, prefix)))
+        state: dict[str, Any] = {**dict.fromkeys(names), **_targets(prefix, to_fill)}
+        sharded.load(state, opened.folder, manifest=manifest)
+        own = list(held.names_of(optimizer))
+        entries: dict[int, dict[str, Any]] = {}
+        for name in names:
+            for parameter, values in state[name]["values"].items():
+                if parameter in own and held.holds(optimizer, parameter):
+                    entries.setdefault(own.index(parameter), {}).update(values)
+        for each in to_fill:
+            parameter, _, entry = each.name.rpartition(".")
+            entries.setdefault(own.index(parameter), {})[entry] = each.value()
+        groups = _groups_to_load(state[names[0]]["groups"], optimizer, own, opened.folder.url)
+        optimizer.load_state_dict(keep_list_options(optimizer, {"state": entries, "param_groups": groups}))
+    if opened.random_state is not None:
+        _set_rng_states(dict(opened.random_state))
+
+
+def _values_of(held: HeldState, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    names = list(held.names_of(optimizer))
+    values = {
+        names[index]: {entry: value for entry, value in entries.items() if not isinstance(value, Tensor)}
+        for index, entries in state["state"].items()
+        if isinstance(entries, Mapping)
+    }
+    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
+    return {"values": {name: each for name, each in values.items() if each}, "groups": groups}
+
+
+def _groups_to_load(
+    saved: list[dict[str, Any]], optimizer: torch.optim.Optimizer, own: list[str], url: str
+) -> list[dict[str, Any]]:
+    numbers = iter(range(len(own)))
+    present = [[own[next(numbers)] for _ in group["params"]] for group in optimizer.param_groups]
+    if [group["params"] for group in saved] != present:
+        there = {name for group in saved for name in group["params"]}
+        differing = [name for name in own if name not in there] or [n for n in there if n not in own] or own
+        raise StateMismatchError(
+            f"{url}: its optimizer has {len(saved)} groups of {sum(len(g['params']) for g in saved)} parameters, here "
+            f"there are {len(present)} of {len(own)}, or they are grouped or ordered in another way; the first that "
+            f"differs is {differing[0]}"
+        )
+    return [{**group, "params": [own.index(name) for name in group["params"]]} for group in saved]
+
+
+def _named(prefix: str, tensors: Iterable[HeldTensor]) -> Iterable[HeldTensor]:
+    for held in tensors:
+        yield replace(held, names=tuple(f"{prefix}{name}" for name in held.names))
+
+
+def _stored(manifest: Manifest, prefix: str) -> dict[str, Stored]:
+    return {
+        name.removeprefix(prefix): Stored(entry.shape, getattr(torch, entry.dtype))
+        for name, entry in manifest.tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _targets(prefix: str, to_fill: Iterable[TensorToFill]) -> dict[str, Held]:
+    wanted = (replace(each, name=f"{prefix}{each.name}") for each in to_fill if each.part is not None)
+    return {each.name: build.to_read(each) for each in wanted}
+
+
+def _tied(manifest: Manifest, filled: dict[str, Tensor]) -> dict[str, Tensor]:
+    aliases = {
+        name.removeprefix(_MODEL): target.removeprefix(_MODEL)
+        for name, target in manifest.aliases.items()
+        if name.startswith(_MODEL)
+    }
+    return {**filled, **{name: filled[target] for name, target in aliases.items()}}
+
+
+def _loaders_of(checkpoint: Mapping[str, Any]) -> Any:
+    found: Any = checkpoint
+    for key in _LOADERS:
+        if not isinstance(found, Mapping) or key not in found:
+            return None
+        found = found[key]
+    return found
+
+
+def _put_loaders(checkpoint: dict[str, Any], loaders: Any) -> None:
+    inner: Any = checkpoint
+    for key in _LOADERS[:-1]:
+        if not isinstance(inner, dict) or key not in inner:
+            return
+        inner = inner[key]
+    if loaders is not None:
+        inner[_LOADERS[-1]] = loaders
