@@ -203,8 +203,8 @@ class HeldState:
         if isinstance(value, DTensor):
             if self._full is None or not isinstance(owner, nn.Parameter):
                 raise StateMismatchError(
-                    f"a DTensor of shape {tuple(value.shape)} belongs to no parameter of the model and cannot be saved; put "
-                    "a plain tensor into the checkpoint"
+                    f"a DTensor of shape {tuple(value.shape)} belongs to no parameter of the model and cannot be saved; "
+                    "put a plain tensor into the checkpoint"
                 )
             return self._full.spread_of_entry(owner, value)
         return Spread(tuple(value.shape), (whole_box(value.shape),), frozenset())
