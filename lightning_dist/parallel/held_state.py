@@ -203,7 +203,7 @@ class HeldState:
         if isinstance(value, DTensor):
             if self._full is None or not isinstance(owner, nn.Parameter):
                 raise StateMismatchError(
-                    f"a DTensor of shape {tuple(value.shape)} belongs to no parameter of the model and cannot be saved; "
+                    f"a DTensor of shape {tuple(value.shape)} is no parameter of the model and cannot be saved; "
                     "put a plain tensor into the checkpoint"
                 )
             return self._full.spread_of_entry(owner, value)
