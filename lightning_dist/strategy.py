@@ -392,7 +392,8 @@ class HierDistStrategy(RankStrategy):
         opened = checkpoint.get(checkpoints.OPENED)
         if opened is not None:
             assert self._mode is not None
-            checkpoints.load_optimizers(opened, self._mode.held_state(), [_inner(each) for each in self.optimizers])
+            with self._naming_failures("loading a checkpoint"):
+                checkpoints.load_optimizers(opened, self._mode.held_state(), [_inner(each) for each in self.optimizers])
             return
         if self._mode is not None:
             states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
@@ -418,7 +419,8 @@ class HierDistStrategy(RankStrategy):
         if not checkpoints.is_sharded(os.fspath(checkpoint_path)):
             return super().load_checkpoint(checkpoint_path, weights_only)
         held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
-        return checkpoints.load(os.fspath(checkpoint_path), held, self.global_rank, self.world_size)
+        with self._naming_failures("loading a checkpoint"):
+            return checkpoints.load(os.fspath(checkpoint_path), held, self.global_rank, self.world_size)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, once the one that is being written is there."""

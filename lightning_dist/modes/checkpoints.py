@@ -121,8 +121,8 @@ def remove(path: str) -> None:
 
 
 def is_sharded(path: str) -> bool:
-    """Whether there is a sharded checkpoint at a path or URL, whole or not."""
-    return catalog.holds_checkpoint(open_folder(path))
+    """Whether there is a sharded checkpoint at a path or URL, whole or not; web pages hold files only."""
+    return not path.startswith(("http://", "https://")) and catalog.holds_checkpoint(open_folder(path))
 
 
 def load(path: str, held: HeldState | None, rank: int, world_size: int) -> dict[str, Any]:
