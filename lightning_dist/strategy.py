@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
-import os
 import sys
 from collections.abc import Generator, Mapping
 from datetime import timedelta
@@ -43,15 +41,15 @@ from lightning_dist.config import (
 from lightning_dist.data.agreed import agreed_loader
 from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
-from lightning_dist.modes import Mode, PipelineMode, Setting, checkpoints, open_mode
+from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
-from lightning_dist.rank_strategy import RankStrategy
+from lightning_dist.state_strategy import StateStrategy
 from lightning_dist.stopping import StopTogether, detach
 
 
-class HierDistStrategy(RankStrategy):
+class HierDistStrategy(StateStrategy):
     """Data-parallel training whose gradient synchronisation knows which ranks share a host.
 
     Args:
@@ -113,12 +111,13 @@ class HierDistStrategy(RankStrategy):
             sync_config = dataclasses.replace(sync_config, timeout_s=timeout.total_seconds())
         topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
         self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
-        self.checkpoint_config = resolve("checkpoint", checkpoint, CheckpointConfig, CHECKPOINT_PRESETS)
+        checkpoint_config = resolve("checkpoint", checkpoint, CheckpointConfig, CHECKPOINT_PRESETS)
         refuse_combinations(parallel_config, topology_config, self.recompute_config)
         super().__init__(
             parallel_config,
             sync_config,
             topology_config,
+            checkpoint_config,
             process_group_backend=process_group_backend,
             start_method=start_method,
             accelerator=accelerator,
@@ -130,11 +129,8 @@ class HierDistStrategy(RankStrategy):
         self._forward_redirection = _DDPForwardRedirection()
         self._layer_sync_applied = False
         self._failed = False
-        self._was_on_meta = False
-        self._mode: Mode | None = None
         self._recomputation: Recomputation | None = None
         self._stopping: StopTogether | None = None
-        self._saver: build.CheckpointSaver | None = None
 
     def __repr__(self) -> str:
         """Lightning shows it when it refuses a strategy: the Trainer of the other package refuses this one."""
@@ -171,10 +167,7 @@ class HierDistStrategy(RankStrategy):
             self.model = mode.wrap(trainer)
             self.setup_optimizers(trainer)
             mode.check_optimizers(self.optimizers)
-            if self.checkpoint_config.is_sharded:
-                assert self._run is not None
-                checkpoints.refuse(trainer, mode)
-                self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
+            self._open_saver(trainer, mode)
         else:
             detach(trainer)
             self.model = mode.place(trainer)
@@ -285,8 +278,7 @@ class HierDistStrategy(RankStrategy):
         """Let the mode know."""
         if self._mode is not None:
             self._mode.end_training()
-        if self._saver is not None:
-            self._saver.finish()
+        self._finish_saving()
 
     def pipeline_report(self) -> PipelineReport | None:
         """How this rank's pipeline has worked in the present fit; ``None`` where there is none. Every rank calls it."""
@@ -362,76 +354,6 @@ class HierDistStrategy(RankStrategy):
             return dataloader
         return agreed_loader(dataloader, exchange=self._agreement.exchange, on_uneven=policy)
 
-    # -- checkpoints: whole tensors under the original names ----------------------------------------------------------
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """A model that is on the meta device until it is spread over ranks can be loaded only then."""
-        parallel = self.parallel_config
-        if not (parallel.shards or parallel.splits or parallel.stages) or self.lightning_module is None:
-            return False
-        return self._was_on_meta or is_on_meta(self.lightning_module)  # asked before and after setup
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's state; its values on rank 0 only where it is sharded, or as this rank holds it."""
-        make = super().lightning_module_state_dict
-        if self._saver is not None and self._mode is not None:
-            with self._mode.as_held():
-                return make()
-        return self._mode.state_dict(make) if self._mode is not None else make()
-
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """An optimizer's state; its values on rank 0 only where it is sharded, or as this rank holds it."""
-        make = super().optimizer_state
-        if self._saver is not None:
-            return dict(_inner(optimizer).state_dict())
-        return self._mode.optimizer_state(optimizer, make) if self._mode is not None else make(optimizer)
-
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take whole states; each rank keeps its part. Those of a sharded checkpoint are read now."""
-        opened = checkpoint.get(checkpoints.OPENED)
-        if opened is not None:
-            assert self._mode is not None
-            with self._naming_failures("loading a checkpoint"):
-                checkpoints.load_optimizers(opened, self._mode.held_state(), [_inner(each) for each in self.optimizers])
-            return
-        if self._mode is not None:
-            states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
-            checkpoint = {**checkpoint, "optimizer_states": states}
-        super().load_optimizer_state_dict(checkpoint)
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Write a checkpoint, in the way that was chosen."""
-        if self._saver is None or self._mode is None:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-            return
-        checkpoints.save(
-            self._saver,
-            checkpoint,
-            os.fspath(filepath),
-            mode=self._mode,
-            optimizers=[_inner(each) for each in self.optimizers],
-            storage_options=storage_options,
-        )
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint of any kind; of a sharded one, what this rank needs."""
-        if not checkpoints.is_sharded(os.fspath(checkpoint_path)):
-            return super().load_checkpoint(checkpoint_path, weights_only)
-        held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
-        with self._naming_failures("loading a checkpoint"):
-            return checkpoints.load(os.fspath(checkpoint_path), held, self.global_rank, self.world_size)
-
-    def remove_checkpoint(self, filepath: Any) -> None:
-        """Remove a checkpoint, once the one that is being written is there."""
-        path = os.fspath(filepath)
-        if not checkpoints.is_sharded(path):
-            super().remove_checkpoint(filepath)
-        elif self.is_global_zero and self._saver is not None:
-            self._saver.once_committed(functools.partial(checkpoints.remove, path))
-        elif self.is_global_zero:
-            checkpoints.remove(path)
-
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def on_exception(self, exception: BaseException) -> None:
@@ -478,12 +400,6 @@ class HierDistStrategy(RankStrategy):
         for part in opened:
             if part is not None:
                 part.close()
-
-
-def _inner(optimizer: Any) -> torch.optim.Optimizer:
-    """Out of Lightning's wrapper."""
-    inner: torch.optim.Optimizer = getattr(optimizer, "_optimizer", optimizer)
-    return inner
 
 
 # torch.compile(LightningModule) is allowed for a list of classes only (lightning.pytorch.utilities.compile); what it

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_dist import build
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
-from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.mode import Mode, Setting, unwrapped
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.buffers import BufferedModule, BufferSync
 from lightning_dist.parallel.full_tensors import StateDictHooks
@@ -111,8 +111,7 @@ class AveragedMode(Mode):
 
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Values on rank 0 only."""
-        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
-        return self._full.optimizer_state(inner, keep=self.setting.run.rank == 0)
+        return self._full.optimizer_state(unwrapped(optimizer), keep=self.setting.run.rank == 0)
 
     def held_state(self) -> HeldState:
         """Parts, and what is whole."""

@@ -179,3 +179,9 @@ class Mode:
 
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""
+
+
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Out of Lightning's wrapper."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "_optimizer", optimizer)
+    return inner

@@ -21,7 +21,7 @@ from lightning_dist import build
 from lightning_dist.errors import CollectiveError, CombinationError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
-from lightning_dist.modes.mode import Mode
+from lightning_dist.modes.mode import Mode, unwrapped
 from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport, looks_at_old_gradients
 from lightning_dist.modes.refusals import refuse_wholes
 from lightning_dist.modes.stage_reports import StageReports
@@ -352,8 +352,7 @@ class PipelineMode(Mode):
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Values on rank 0 only."""
         assert self._staged is not None
-        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
-        return self._staged.optimizer_state(inner, keep=self.setting.run.rank == 0)
+        return self._staged.optimizer_state(unwrapped(optimizer), keep=self.setting.run.rank == 0)
 
     def held_state(self) -> HeldState:
         """Of what several stages hold, one speaks."""

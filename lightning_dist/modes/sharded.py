@@ -17,7 +17,7 @@ from torch import nn
 from lightning_dist import build
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
-from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.mode import Mode, Setting, unwrapped
 from lightning_dist.modes.refusals import refuse_after_failure
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.held_state import HeldState
@@ -184,8 +184,7 @@ class ShardedMode(Mode):
         """Values on rank 0 only."""
         if self._model is None:
             return make(optimizer)
-        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
-        return self._model.full.optimizer_state(inner, keep=self.setting.run.rank == 0)
+        return self._model.full.optimizer_state(unwrapped(optimizer), keep=self.setting.run.rank == 0)
 
     def held_state(self) -> HeldState:
         """Shards, and what is whole."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from lightning_dist import build
+from lightning_dist.modes.mode import unwrapped
 from lightning_dist.modes.pipeline import PipelineMode
 from lightning_dist.modes.refusals import refuse_after_failure
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
@@ -109,8 +110,9 @@ class ShardedPipelineMode(PipelineMode):
         """Values on rank 0 only."""
         if self._shards is None:
             return super().optimizer_state(optimizer, make)
-        inner = getattr(optimizer, "_optimizer", optimizer)  # out of Lightning's wrapper
-        return self._shards.optimizer_state(inner, keeps=self.setting.run.rank == 0, gathers_for=self._has_rank_0)
+        return self._shards.optimizer_state(
+            unwrapped(optimizer), keeps=self.setting.run.rank == 0, gathers_for=self._has_rank_0
+        )
 
     def held_state(self) -> HeldState:
         """Shards of this rank's stages."""

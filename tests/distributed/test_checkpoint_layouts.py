@@ -68,9 +68,12 @@ def resume_both(context: RankContext, folder: str, case: StageCase, strategy: di
 
 PAIRS = {f"{a}-{b}": (a, b) for a in STRATEGIES for b in STRATEGIES}
 ALWAYS = (
-    "ddp-zero3", "zero1-pipeline", "zero2-zero2", "zero3-pipeline zero1", "hsdp-ddp", "tensor-zero1",
-    "tensor zero2-tensor", "pipeline-tensor zero2", "pipeline zero1-hsdp", "pipeline tensor-ddp",
-)  # fmt: skip
+    "zero1-pipeline",
+    "zero2-tensor",
+    "tensor zero2-hsdp",
+    "pipeline tensor-ddp",
+    "pipeline zero1-zero3",
+)  # each once
 
 
 @pytest.mark.parametrize(("first", "then"), sampled(PAIRS, ALWAYS))

@@ -1,0 +1,127 @@
+"""A strategy's state: what goes into a checkpoint, how it is written, and how it comes back."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_dist import build
+from lightning_dist.config import CheckpointConfig, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.modes import Mode, checkpoints
+from lightning_dist.modes.mode import unwrapped
+from lightning_dist.parallel.materialize import is_on_meta
+from lightning_dist.rank_strategy import RankStrategy
+
+
+class StateStrategy(RankStrategy):
+    """Base of :class:`~lightning_dist.strategy.HierDistStrategy`, which makes the mode that states come from.
+
+    Whole tensors under the original names, or, in a sharded checkpoint, what each rank holds of them.
+
+    Args:
+        parallel: Mode and options.
+        sync: How gradients travel.
+        topology: Who sits where.
+        checkpoint: How checkpoints are written.
+        **others: Arguments of :class:`~lightning_dist.rank_strategy.RankStrategy`.
+    """
+
+    def __init__(
+        self,
+        parallel: ParallelConfig,
+        sync: SyncConfig,
+        topology: TopologyConfig,
+        checkpoint: CheckpointConfig,
+        **others: Any,
+    ) -> None:
+        super().__init__(parallel, sync, topology, **others)
+        self.checkpoint_config = checkpoint
+        self._was_on_meta = False
+        self._mode: Mode | None = None
+        self._saver: build.CheckpointSaver | None = None
+
+    def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
+        """At the start of a fit."""
+        if self.checkpoint_config.is_sharded:
+            assert self._run is not None
+            checkpoints.refuse(trainer, mode)
+            self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
+
+    def _finish_saving(self) -> None:
+        """At the end of a fit."""
+        if self._saver is not None:
+            self._saver.finish()
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """A model that is on the meta device until it is spread over ranks can be loaded only then."""
+        parallel = self.parallel_config
+        if not (parallel.shards or parallel.splits or parallel.stages) or self.lightning_module is None:
+            return False
+        return self._was_on_meta or is_on_meta(self.lightning_module)  # asked before and after setup
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's state; its values on rank 0 only where it is sharded, or as this rank holds it."""
+        make = super().lightning_module_state_dict
+        if self._saver is not None and self._mode is not None:
+            with self._mode.as_held():
+                return make()
+        return self._mode.state_dict(make) if self._mode is not None else make()
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """An optimizer's state; its values on rank 0 only where it is sharded, or as this rank holds it."""
+        make = super().optimizer_state
+        if self._saver is not None:
+            return dict(unwrapped(optimizer).state_dict())
+        return self._mode.optimizer_state(optimizer, make) if self._mode is not None else make(optimizer)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take whole states; each rank keeps its part. Those of a sharded checkpoint are read now."""
+        opened = checkpoint.get(checkpoints.OPENED)
+        if opened is not None:
+            assert self._mode is not None
+            with self._naming_failures("loading a checkpoint"):
+                checkpoints.load_optimizers(
+                    opened, self._mode.held_state(), [unwrapped(each) for each in self.optimizers]
+                )
+            return
+        if self._mode is not None:
+            states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
+            checkpoint = {**checkpoint, "optimizer_states": states}
+        super().load_optimizer_state_dict(checkpoint)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint, in the way that was chosen."""
+        if self._saver is None or self._mode is None:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        checkpoints.save(
+            self._saver,
+            checkpoint,
+            os.fspath(filepath),
+            mode=self._mode,
+            optimizers=[unwrapped(each) for each in self.optimizers],
+            storage_options=storage_options,
+        )
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read a checkpoint of any kind; of a sharded one, what this rank needs."""
+        if not checkpoints.is_sharded(os.fspath(checkpoint_path)):
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
+        with self._naming_failures("loading a checkpoint"):
+            return checkpoints.load(os.fspath(checkpoint_path), held, self.global_rank, self.world_size)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint, once the one that is being written is there."""
+        path = os.fspath(filepath)
+        if not checkpoints.is_sharded(path):
+            super().remove_checkpoint(filepath)
+        elif self.is_global_zero and self._saver is not None:
+            self._saver.once_committed(functools.partial(checkpoints.remove, path))
+        elif self.is_global_zero:
+            checkpoints.remove(path)
