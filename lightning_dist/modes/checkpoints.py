@@ -177,15 +177,16 @@ def load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.opti
         to_fill = list(held.optimizer_to_fill(optimizer, _stored(manifest, prefix)))
         state: dict[str, Any] = {**dict.fromkeys(names), **_targets(prefix, to_fill)}
         sharded.load(state, opened.folder, manifest=manifest)
-        own = list(held.names_of(optimizer))
+        number_of = held.names_held(optimizer)
         entries: dict[int, dict[str, Any]] = {}
         for name in names:
             for parameter, values in state[name]["values"].items():
-                if parameter in own and held.holds(optimizer, parameter):
-                    entries.setdefault(own.index(parameter), {}).update(values)
+                if parameter in number_of:
+                    entries.setdefault(number_of[parameter], {}).update(values)
         for each in to_fill:
             parameter, _, entry = each.name.rpartition(".")
-            entries.setdefault(own.index(parameter), {})[entry] = each.value()
+            entries.setdefault(number_of[parameter], {})[entry] = each.value()
+        own = list(held.names_of(optimizer))
         groups = _groups_to_load(state[names[0]]["groups"], optimizer, own, opened.folder.url)
         optimizer.load_state_dict(keep_list_options(optimizer, {"state": entries, "param_groups": groups}))
     if opened.random_state is not None:
@@ -206,8 +207,8 @@ def _values_of(held: HeldState, optimizer: torch.optim.Optimizer, state: Mapping
 def _groups_to_load(
     saved: list[dict[str, Any]], optimizer: torch.optim.Optimizer, own: list[str], url: str
 ) -> list[dict[str, Any]]:
-    numbers = iter(range(len(own)))
-    present = [[own[next(numbers)] for _ in group["params"]] for group in optimizer.param_groups]
+    names = iter(own)
+    present = [[next(names) for _ in group["params"]] for group in optimizer.param_groups]
     if [group["params"] for group in saved] != present:
         there = {name for group in saved for name in group["params"]}
         differing = [name for name in own if name not in there] or [n for n in there if n not in own] or own
@@ -216,7 +217,8 @@ def _groups_to_load(
             f"there are {len(present)} of {len(own)}, or they are grouped or ordered in another way; the first that "
             f"differs is {differing[0]}"
         )
-    return [{**group, "params": [own.index(name) for name in group["params"]]} for group in saved]
+    numbers = iter(range(len(own)))  # the same names in the same order
+    return [{**group, "params": [next(numbers) for _ in group["params"]]} for group in saved]
 
 
 def _named(prefix: str, tensors: Iterable[HeldTensor]) -> Iterable[HeldTensor]:

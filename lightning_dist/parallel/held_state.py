@@ -150,12 +150,11 @@ class HeldState:
             stored: Name -> what is stored under it, named as by :meth:`of_optimizer`. What belongs to parameters that
                 this rank does not hold is left out.
         """
-        for name, owner in self.names_of(optimizer).items():
-            if not self._is_here(owner):
-                continue
-            for key, described in stored.items():
-                if key.rpartition(".")[0] == name:
-                    yield self._to_fill(key, owner, described)
+        owners = self.names_of(optimizer)
+        for key, described in stored.items():
+            owner = owners.get(key.rpartition(".")[0])
+            if owner is not None and self._is_here(owner):
+                yield self._to_fill(key, owner, described)
 
     def _to_fill(self, name: str, owner: Tensor | None, stored: Stored) -> TensorToFill:
         whole = whole_to_fill(name, stored)
@@ -171,9 +170,10 @@ class HeldState:
         part = torch.empty(owner._local_tensor.shape, dtype=stored.dtype)
         return TensorToFill(name, part, full.spread_of(owner), functools.partial(full.placed, owner))
 
-    def holds(self, optimizer: torch.optim.Optimizer, name: str) -> bool:
-        """Whether this rank holds a parameter of an optimizer, by name."""
-        return self._is_here(self.names_of(optimizer)[name])
+    def names_held(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+        """Name -> number in an optimizer, of its parameters that this rank holds."""
+        owners = self.names_of(optimizer).items()
+        return {name: number for number, (name, owner) in enumerate(owners) if self._is_here(owner)}
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
