@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from text_data import ExampleData
 
-from lightning_dist import HierDistStrategy, PipelinePicture
+from lightning_dist import AsyncShardedCheckpoint, HierDistStrategy, PipelinePicture
 from lightning_dist.config_store import check_overrides, register, to_run_config
 from lightning_dist.errors import ConfigError, LaunchError, TopologyError
 from lightning_dist.launch import check_environment, job
@@ -96,8 +96,9 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
         callbacks.append(PipelinePicture(folder))
     keep = run.checkpoint
     if keep.mode != "off":
+        kind = ModelCheckpoint if keep.mode == "full" else AsyncShardedCheckpoint
         callbacks.append(
-            ModelCheckpoint(
+            kind(
                 folder / "checkpoints",
                 every_n_train_steps=keep.every_n_steps,
                 save_top_k=keep.save_top_k,

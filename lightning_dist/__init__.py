@@ -9,8 +9,9 @@ import sys
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_dist.callbacks import PipelinePicture
-from lightning_dist.config import ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.callbacks import AsyncShardedCheckpoint, PipelinePicture
+from lightning_dist.config import CheckpointConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.folder_io import load_from_checkpoint
 from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
 from lightning_dist.strategy import HierDistStrategy
@@ -18,6 +19,8 @@ from lightning_dist.strategy import HierDistStrategy
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncShardedCheckpoint",
+    "CheckpointConfig",
     "HierDistStrategy",
     "ParallelConfig",
     "PipelineLayer",
@@ -26,6 +29,7 @@ __all__ = [
     "SyncConfig",
     "TopologyConfig",
     "__version__",
+    "load_from_checkpoint",
 ]
 
 register_strategies(StrategyRegistry)

@@ -144,9 +144,14 @@ class CheckpointSaver:
             raise failure
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
 
-    def once_committed(self, action: Callable[[], None]) -> None:
-        """Do something when nothing is being written any more; not at all if that fails."""
-        self._afterwards.append(action)
+    def once_committed(self, action: Callable[[], None], *, first: bool = False) -> None:
+        """Do something when nothing is being written any more; not at all if that fails.
+
+        Args:
+            action: What to do.
+            first: Before what was asked for until now.
+        """
+        self._afterwards.insert(0 if first else len(self._afterwards), action)
         if self._writing is None:
             self._do_afterwards()
 

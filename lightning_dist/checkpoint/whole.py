@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,20 @@ def read_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
     _fill({name: tensor}, checkpoint)
     return tensor
+
+
+def read_all(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, Any]:
+    """Tensors, whole, and objects, by name; checksums are compared. No other process takes part."""
+    manifest = checkpoint.manifest
+    state: dict[str, Any] = {}
+    for name in names:
+        if name in manifest.objects:
+            state[name] = None
+        else:
+            entry = manifest.tensor(name)
+            state[name] = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+    _fill(state, checkpoint)
+    return state
 
 
 def export_sharded_safetensors(checkpoint: Checkpoint, output: Path, *, prefix: str = "") -> Exported:
@@ -141,17 +156,19 @@ def _write_mapped(
     return {name.removeprefix(prefix): state[name] for name in names}
 
 
-def _fill(state: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> None:
-    """Read tensors without a process group."""
+def _fill(state: dict[str, Any], checkpoint: Checkpoint) -> None:
+    """Read into tensors, and put objects where there is none, without a process group."""
     manifest = checkpoint.manifest
-    held = {}
+    targets: dict[str, Any] = dict.fromkeys(state)
     for name, tensor in state.items():
-        piece = Piece.whole(name, manifest.tensor(name).dtype, tensor.shape)
-        held[name] = Held((HostPiece(piece, tensor),))
+        if isinstance(tensor, torch.Tensor):
+            piece = Piece.whole(name, manifest.tensor(name).dtype, tensor.shape)
+            targets[name] = Held((HostPiece(piece, tensor),))
     planner, reader = FillPlanner(), ShardReader(checkpoint.folder, manifest=manifest, threads=1)
     metadata = reader.read_metadata()
-    planner.set_up_planner(dict(held), metadata)
+    planner.set_up_planner(targets, metadata)
     reader.read_data(planner.create_local_plan(), planner).wait()
+    state.update({name: targets[name] for name, value in state.items() if not isinstance(value, torch.Tensor)})
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from lightning_dist import build
-from lightning_dist.checkpoint import catalog, sharded
+from lightning_dist.checkpoint import catalog, sharded, whole
 from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
@@ -153,10 +153,33 @@ def load(path: str, held: HeldState | None, rank: int, world_size: int) -> dict[
     mine = state.get(own) if manifest.record.get("world_size") == world_size else None
     if mine is not None:
         _put_loaders(checkpoint, mine["loaders"])
-    indices = sorted({int(name.split("/")[1]) for name in manifest.objects if name.startswith(_OPTIMIZER)})
-    if indices:
+    if indices := _optimizers_of(manifest):
         checkpoint["optimizer_states"] = [{} for _ in indices]
     checkpoint[OPENED] = Opened(folder, manifest, None if mine is None else mine["random"])
+    return checkpoint
+
+
+def load_whole(path: str, *, weights_only: bool = False) -> dict[str, Any]:
+    """Lightning's dictionary of a sharded checkpoint, all of it, as its own files hold it; no other process takes part.
+
+    Args:
+        path: Folder or URL.
+        weights_only: Leave out the states of optimizers.
+    """
+    folder = open_folder(path)
+    opened = catalog.open_checkpoint(folder)
+    manifest = opened.manifest
+    indices = [] if weights_only else _optimizers_of(manifest)
+    names = [_REST, *(name for name in manifest.tensor_names if name.startswith(_MODEL))]
+    for index in indices:
+        prefix = f"{_OPTIMIZER}{index}/"
+        names += [name for name in (*manifest.tensors, *manifest.objects) if name.startswith(prefix)]
+    state = whole.read_all(opened, names)
+    checkpoint: dict[str, Any] = state[_REST]["checkpoint"]
+    weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
+    checkpoint["state_dict"] = {**_tied(manifest, weights), **state[_REST]["state_dict"]}
+    if indices:
+        checkpoint["optimizer_states"] = [_whole_optimizer(f"{_OPTIMIZER}{index}/", state) for index in indices]
     return checkpoint
 
 
@@ -191,6 +214,28 @@ def load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.opti
         optimizer.load_state_dict(keep_list_options(optimizer, {"state": entries, "param_groups": groups}))
     if opened.random_state is not None:
         _set_rng_states(dict(opened.random_state))
+
+
+def _optimizers_of(manifest: Manifest) -> list[int]:
+    return sorted({int(name.split("/")[1]) for name in manifest.objects if name.startswith(_OPTIMIZER)})
+
+
+def _whole_optimizer(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    said = [own.pop(name) for name in list(own) if name.startswith(_RANK)]
+    groups, number_of = [], dict[str, int]()
+    for group in said[0]["groups"]:
+        for name in group["params"]:
+            number_of[name] = len(number_of)
+        groups.append({**group, "params": [number_of[name] for name in group["params"]]})
+    entries: dict[int, dict[str, Any]] = {}
+    for values in (each["values"] for each in said):
+        for name, found in values.items():
+            entries.setdefault(number_of[name], {}).update(found)
+    for name, value in own.items():
+        parameter, _, entry = name.rpartition(".")
+        entries.setdefault(number_of[parameter], {})[entry] = value
+    return {"state": entries, "param_groups": groups}
 
 
 def _values_of(held: HeldState, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""Sharded checkpoints by a callback alone: under our strategy, under Lightning's own, and loaded without either."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+
+from lightning_dist import AsyncShardedCheckpoint, load_from_checkpoint
+from lightning_dist.checkpoint.catalog import open_checkpoint, survey
+from lightning_dist.checkpoint.storage import open_folder
+from lightning_dist.errors import CombinationError
+from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
+from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.distributed.test_checkpoint_use import writing
+from tests.support.ranks import RankPool
+from tests.support.tasks import RankContext
+
+CASE = StageCase(optimizer="adamw")
+
+
+def _trainer(context: RankContext, strategy: Any, callback: pl.Callback, epochs: int) -> pl.Trainer:
+    return trainer_on_pool(
+        context,
+        strategy,
+        callbacks=[callback],
+        max_epochs=epochs,
+        limit_train_batches=2,
+        limit_val_batches=1,
+        enable_checkpointing=True,
+    )
+
+
+def save_and_go_on(context: RankContext, folder: str, parallel: str) -> dict[str, Any]:
+    """Two epochs and a third one, with files and with folders."""
+    results: dict[str, Any] = {}
+    for kind in (ModelCheckpoint, AsyncShardedCheckpoint):
+        keep = kind(f"{folder}/{kind.__name__}", monitor="val_loss", save_top_k=2, save_last=True)
+        make = DDPStrategy if parallel == "lightning" else lambda: strategy_of(parallel=parallel)
+        _trainer(context, make(), keep, 2).fit(StageLearner(CASE))
+        resumed = StageLearner(CASE)
+        again = kind(f"{folder}/{kind.__name__}", monitor="val_loss", save_top_k=2, save_last=True)
+        trainer = _trainer(context, make(), again, 3)
+        trainer.fit(resumed, ckpt_path=f"{folder}/{kind.__name__}/last.ckpt")
+        weights = {name: value.detach().clone() for name, value in resumed.net.state_dict().items()}
+        best = {Path(path).name: float(score) for path, score in keep.best_k_models.items()}
+        results[kind.__name__] = (weights, resumed.seen, trainer.global_step, best)
+    return results
+
+
+@pytest.mark.parametrize("parallel", ["lightning", "zero2"])
+def test_folders_do_what_files_do(ranks: RankPool, tmp_path: Path, parallel: str) -> None:
+    for result in ranks.run(save_and_go_on, world_size=2, args=(str(tmp_path), parallel)):
+        files, folders = result["ModelCheckpoint"], result["AsyncShardedCheckpoint"]
+        assert files[1:] == folders[1:]
+        for name, value in files[0].items():
+            assert torch.equal(value, folders[0][name]), name
+    folder = tmp_path / "AsyncShardedCheckpoint"
+    assert (folder / "last.ckpt").is_symlink()
+    assert [entry.problem for entry in survey(open_folder(folder), full=True)] == [None] * 3  # the link is one of them
+    manifest = open_checkpoint(open_folder(folder / "last.ckpt")).manifest
+    assert manifest.record["step"] == 6
+    assert {entry.rank for entry in manifest.files.values()} == {0, 1}
+
+
+class LookAtLast(pl.Callback):
+    """Where ``last.ckpt`` points while the second checkpoint is being written."""
+
+    def __init__(self, folder: str, go_on: threading.Event) -> None:
+        self.link = Path(folder) / "last.ckpt"
+        self.go_on = go_on
+        self.seen = ""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 2:
+            self.seen = os.readlink(self.link)
+            self.go_on.set()
+
+
+def hold_the_second(context: RankContext, folder: str) -> str:
+    go_on = threading.Event()
+    look = LookAtLast(folder, go_on)
+
+    def wait(folder: Any, name: str) -> None:
+        if "epoch=1" in folder.url:
+            go_on.wait(30)
+
+    keep = AsyncShardedCheckpoint(folder, save_top_k=1, monitor="step", mode="max", save_last=True)
+    trainer = _trainer(context, strategy_of(parallel="ddp"), keep, 3)
+    trainer.callbacks.insert(0, look)
+    with writing(wait):
+        trainer.fit(StageLearner(CASE))
+    return look.seen
+
+
+def test_the_last_moves_once_a_checkpoint_is_committed(ranks: RankPool, tmp_path: Path) -> None:
+    for seen in ranks.run(hold_the_second, world_size=2, args=(str(tmp_path),)):
+        assert seen == "epoch=0-step=2.ckpt"
+    assert os.readlink(tmp_path / "last.ckpt") == "epoch=2-step=6.ckpt"
+    assert sorted(os.listdir(tmp_path)) == ["epoch=2-step=6.ckpt", "last.ckpt"]
+
+
+def save_once(context: RankContext, folder: str) -> dict[str, torch.Tensor]:
+    module = StageLearner(CASE)
+    keep = AsyncShardedCheckpoint(folder, filename="once")
+    _trainer(context, strategy_of(parallel={"mode": "zero3"}), keep, 1).fit(module)
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def test_a_module_is_loaded_without_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    expected = ranks.run(save_once, world_size=2, args=(str(tmp_path),))[0]
+    module = load_from_checkpoint(StageLearner, tmp_path / "once.ckpt", case=CASE)
+    assert module.state_dict().keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(module.state_dict()[name], value), name
+
+
+def test_what_it_does_not_go_with_is_refused() -> None:
+    with pytest.raises(CombinationError, match="write sharded or async_sharded"):
+        AsyncShardedCheckpoint(checkpoint="full")
+    callback = AsyncShardedCheckpoint()
+    trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[callback], logger=False)
+    with pytest.raises(
+        CombinationError, match="AsyncShardedCheckpoint with SingleDeviceStrategy: write strategy='ddp'"
+    ):
+        callback.setup(trainer, StageLearner(CASE), "fit")
