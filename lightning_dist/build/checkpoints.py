@@ -7,7 +7,7 @@ into host memory, and writes it in a thread, over a process group that nothing e
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CheckpointError, CollectiveTimeoutError, PeerLostError
-from lightning_dist.parallel.boxes import Spread
+from lightning_dist.parallel.boxes import Box, Spread
 from lightning_dist.parallel.held_state import HeldTensor, TensorToFill
 
 COPY = "checkpoint copy"  # names of events
@@ -44,6 +44,20 @@ class SaveStarted(NamedTuple):
 
     is_skipped: bool
     stall_s: float
+
+
+class Share(NamedTuple):
+    """A piece that this rank writes.
+
+    Attributes:
+        piece: Which.
+        number: Of the tensor it belongs to.
+        inside: Index of its values in this rank's part of the tensor.
+    """
+
+    piece: Piece
+    number: int
+    inside: tuple[slice, ...]
 
 
 def open_checkpoint_saver(run: RunContext, config: CheckpointConfig, agreement: Agreement | None) -> CheckpointSaver:
@@ -81,6 +95,8 @@ class CheckpointSaver:
         self._agreement = agreement
         self._copies = HostCopies(run.device)
         self._writing: Bounded[Manifest | None] | None = None
+        self._described: list[tuple[Any, ...]] = []
+        self._share: tuple[Share, ...] = ()
         self._afterwards: list[Callable[[], None]] = []
         self.skipped = 0
 
@@ -188,10 +204,13 @@ class CheckpointSaver:
 
     def _copied(self, tensors: Iterable[HeldTensor]) -> dict[str, Any]:
         held = list(tensors)
-        share = share_of(held, self._run.rank, chunk_bytes=self._config.chunk_bytes)
-        copies = self._copies.take([piece.data for piece in share])
+        described = [(each.names[0], each.local.dtype, each.spread, each.holders) for each in held]
+        if described != self._described:  # the same from save to save, unless layers are frozen or thawed
+            self._share = share_of(held, self._run.rank, chunk_bytes=self._config.chunk_bytes)
+            self._described = described
+        copies = self._copies.take([held[mine.number].local[mine.inside] for mine in self._share])
         pieces: dict[str, list[HostPiece]] = {}
-        for mine, copy in zip(share, copies, strict=True):
+        for mine, copy in zip(self._share, copies, strict=True):
             pieces.setdefault(mine.piece.name, []).append(HostPiece(mine.piece, copy))
         state: dict[str, Any] = {name: Held(tuple(own)) for name, own in pieces.items()}
         for each in held:
@@ -215,7 +234,7 @@ class CheckpointSaver:
         return manifest
 
 
-def share_of(tensors: Iterable[HeldTensor], rank: int, *, chunk_bytes: int) -> list[HostPiece]:
+def share_of(tensors: Sequence[HeldTensor], rank: int, *, chunk_bytes: int) -> tuple[Share, ...]:
     """What a rank writes of what it holds: what it alone holds, and its share of what several do.
 
     Args:
@@ -223,33 +242,36 @@ def share_of(tensors: Iterable[HeldTensor], rank: int, *, chunk_bytes: int) -> l
         rank: This one.
         chunk_bytes: The largest piece.
     """
-    by_holders: dict[tuple[int, ...], list[HostPiece]] = {}
-    for held in tensors:
-        by_holders.setdefault(tuple(sorted(held.holders)), []).extend(_pieces_of(held))
+    by_holders: dict[tuple[int, ...], list[tuple[Piece, int, Box]]] = {}
+    for number, held in enumerate(tensors):
+        boxes = by_holders.setdefault(tuple(sorted(held.holders)), [])
+        boxes += [(piece, number, box) for piece, box in _pieces_of(held.names[0], held.local, held.spread)]
     share = []
-    for holders, pieces in by_holders.items():
-        dealt = deal([each.piece for each in pieces], holders, max_bytes=chunk_bytes)[rank]
-        by_name: dict[str, list[HostPiece]] = {}
-        for each in pieces:
-            by_name.setdefault(each.piece.name, []).append(each)
-        for piece in dealt:
-            source = next(each for each in by_name[piece.name] if each.holds(piece))
-            share.append(HostPiece(piece, source.part(piece)))
-    return share
+    for holders, found in by_holders.items():
+        by_name: dict[str, list[tuple[Piece, int, Box]]] = {}
+        for each in found:
+            by_name.setdefault(each[0].name, []).append(each)
+        for piece in deal([whole for whole, _, _ in found], holders, max_bytes=chunk_bytes)[rank]:
+            whole, number, box = next(each for each in by_name[piece.name] if each[0].holds(piece))
+            share.append(Share(piece, number, _index_in(whole, box, piece)))
+    return tuple(share)
 
 
 def to_read(to_fill: TensorToFill) -> Held:
     """Where the reader puts the values of a tensor."""
-    assert to_fill.part is not None, "wanted here"
-    return Held(tuple(_host_pieces(to_fill.name, to_fill.part, to_fill.spread)))
+    part = to_fill.part
+    assert part is not None, "wanted here"
+    pieces = _pieces_of(to_fill.name, part, to_fill.spread)
+    return Held(tuple(HostPiece(piece, part[box.in_part]) for piece, box in pieces))
 
 
-def _pieces_of(held: HeldTensor) -> list[HostPiece]:
-    return _host_pieces(held.names[0], held.local, held.spread)
+def _index_in(whole: Piece, box: Box, piece: Piece) -> tuple[slice, ...]:
+    return tuple(
+        slice(start + offset - first, start + offset - first + size)
+        for start, first, offset, size in zip(box.starts, whole.offsets, piece.offsets, piece.sizes, strict=True)
+    )
 
 
-def _host_pieces(name: str, part: torch.Tensor, spread: Spread) -> list[HostPiece]:
-    return [
-        HostPiece(Piece(name, dtype_name(part.dtype), spread.shape, box.offsets, box.sizes), part[box.in_part])
-        for box in spread.boxes
-    ]
+def _pieces_of(name: str, part: torch.Tensor, spread: Spread) -> list[tuple[Piece, Box]]:
+    dtype = dtype_name(part.dtype)
+    return [(Piece(name, dtype, spread.shape, box.offsets, box.sizes), box) for box in spread.boxes]

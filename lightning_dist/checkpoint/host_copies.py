@@ -26,6 +26,8 @@ class HostCopies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._kinds: list[tuple[torch.dtype, torch.Size]] = []
+        self._copies: list[Tensor] = []
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
 
@@ -43,12 +45,10 @@ class HostCopies:
         Returns:
             Contiguous copies in host memory, complete after :meth:`wait`.
         """
-        starts, end = [], 0
-        for tensor in tensors:
-            starts.append(end)
-            end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        self._reserve(end)
-        copies = [self._view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
+        kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        if kinds != self._kinds:
+            self._kinds, self._copies = kinds, self._laid_out(tensors)
+        copies = self._copies
         if self._stream is None:
             self._copy(tensors, copies)
             return copies
@@ -68,7 +68,17 @@ class HostCopies:
     def release(self) -> None:
         """Give the memory back. The copies are gone. Safe to call twice."""
         self.wait()
+        self._kinds, self._copies = [], []
         self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def _laid_out(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        starts, end = [], 0
+        for tensor in tensors:
+            starts.append(end)
+            end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+        self._copies = []
+        self._reserve(end)
+        return [self._view(tensor, start) for tensor, start in zip(tensors, starts, strict=True)]
 
     def _reserve(self, size_bytes: int) -> None:
         if self._memory.numel() < size_bytes:

@@ -40,15 +40,6 @@ class HostPiece:
             view = view.narrow(dim, offset - first, size)
         return view
 
-    def holds(self, piece: Piece) -> bool:
-        """Whether a piece is inside this one."""
-        return all(
-            first <= offset and offset + size <= first + held
-            for first, held, offset, size in zip(
-                self.piece.offsets, self.piece.sizes, piece.offsets, piece.sizes, strict=True
-            )
-        )
-
 
 @dataclass(frozen=True)
 class Held:

@@ -76,6 +76,13 @@ class Piece:
         """Bytes of the block."""
         return self.numel * ELEMENT_BYTES[self.dtype]
 
+    def holds(self, other: Piece) -> bool:
+        """Whether another block of the tensor is inside this one."""
+        return all(
+            first <= offset and offset + size <= first + held
+            for first, held, offset, size in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True)
+        )
+
     def __str__(self) -> str:
         ranges = ", ".join(f"{o}:{o + s}" for o, s in zip(self.offsets, self.sizes, strict=True))
         return f"{self.name}[{ranges}] of {self.dtype}{list(self.shape)}"

@@ -123,7 +123,7 @@ class SharedSavePlanner(SavePlanner):
         return self._holder(piece).part(piece)
 
     def _holder(self, piece: Piece) -> HostPiece:
-        return next(part for part in self._held[piece.name].pieces if part.holds(piece))
+        return next(part for part in self._held[piece.name].pieces if part.piece.holds(piece))
 
 
 def piece_of(item: WriteItem) -> Piece:
