@@ -14,12 +14,15 @@ import torch
 pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'lightning-dist[s3]'")
 pytest.importorskip("moto", reason="moto, the S3 server of these tests, is not installed")
 
+from lightning_dist import AsyncShardedCheckpoint
 from lightning_dist.checkpoint import catalog, leases
 from lightning_dist.checkpoint.retry import Retry
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.cli import main
 from lightning_dist.errors import StorageError
+from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
+from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.support.ranks import RankPool
 from tests.support.saves import every_type, same, zeros_like
 from tests.support.tasks import RankContext
@@ -165,3 +168,30 @@ def test_a_busy_server_is_asked_again_and_a_missing_bucket_named(ranks: RankPool
     assert waits == [0.5, 1.0]
     assert len(said) == 1
     assert "cannot write s3://nobody-made-this/a/x" in said[0]
+
+
+def train_and_resume(context: RankContext, address: str) -> list[Any]:
+    """An epoch saved to S3 by the Trainer, and the next one from there and from a file."""
+    import s3fs
+
+    if context.rank == 0:
+        s3fs.S3FileSystem(endpoint_url=address).mkdir("runs")
+    torch.distributed.barrier()
+    common: dict[str, Any] = {"limit_train_batches": 2, "limit_val_batches": 0, "enable_checkpointing": True}
+    seen = []
+    for folder in ("s3://runs/a", str(context.tmp_path / "a")):
+        keep = AsyncShardedCheckpoint(folder, save_top_k=1, save_last=True)
+        strategy = strategy_of(parallel="zero2")
+        trainer_on_pool(context, strategy, callbacks=[keep], max_epochs=1, **common).fit(StageLearner(StageCase()))
+        resumed = StageLearner(StageCase())
+        on = trainer_on_pool(context, strategy_of(), callbacks=[AsyncShardedCheckpoint(folder)], max_epochs=2, **common)
+        on.fit(resumed, ckpt_path=f"{folder}/last.ckpt")
+        seen.append((resumed.seen, on.global_step))
+    return seen
+
+
+def test_a_trainer_saves_there_and_resumes(ranks: RankPool, server: str) -> None:
+    call = {**CALL, "env": {**CALL["env"], "AWS_ENDPOINT_URL": server}}
+    for there, here in ranks.run(train_and_resume, world_size=2, args=(server,), deadline_s=100, **call):
+        assert there == here
+        assert there[1] == 4

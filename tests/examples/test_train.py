@@ -19,6 +19,7 @@ from lightning_dist.run_config import RunConfig
 from tests.support.fresh import Command, FreshRanks, run_script
 from tests.support.processes import REPO_ROOT, clean_environment, free_port
 from tests.support.ranks import RankPool
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 TRAIN = REPO_ROOT / "examples" / "train.py"
@@ -127,6 +128,34 @@ def test_every_way_to_spread_the_model(ranks: RankPool, overrides: list[str], tm
     said = train_on_pool(ranks, tmp_path, *overrides)
     assert "2 shards" in said
     assert "Sample" in said, "the model is whole again on rank 0"
+
+
+PARALLEL = {
+    "ddp": "parallel=ddp",
+    "zero1": "parallel=zero1",
+    "zero2": "parallel=zero2",
+    "zero3": "parallel=zero3",
+    "hsdp": "parallel=hsdp",
+    "tensor": "parallel=tensor",
+    "pipeline": "parallel=pipeline",
+}
+NEIGHBOURS = dict(zip(PARALLEL, [*list(PARALLEL)[1:], "ddp"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    sampled(
+        {f"{a}-{b}": (PARALLEL[a], PARALLEL[b]) for a, b in NEIGHBOURS.items()}, always=["zero1-zero2", "pipeline-ddp"]
+    ),
+)
+def test_it_goes_on_from_a_sharded_checkpoint_under_any_other(
+    ranks: RankPool, tmp_path: Path, first: str, then: str
+) -> None:
+    train_on_pool(ranks, tmp_path, first, "checkpoint=async_sharded", "checkpoint.every_n_steps=1")
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert (last / "COMMITTED").is_file()
+    more = train_on_pool(ranks, tmp_path / "more", then, "checkpoint=off", "trainer.max_steps=5", f"ckpt_path={last}")
+    assert re.search(r"steps\s*│\s*5 ", more)
 
 
 def test_layers_dealt_to_ranks(ranks: RankPool, tmp_path: Path) -> None:
