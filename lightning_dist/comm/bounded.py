@@ -31,10 +31,10 @@ class Bounded(Generic[_Result]):
     """
 
     def __init__(self, action: Callable[[], _Result], *, name: str) -> None:
-        self._action = action
         self._results: list[_Result] = []
         self._failures: list[Exception] = []
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # The thread lets go of the action at its end: what the action refers to (connections) goes when it should.
+        self._thread = threading.Thread(target=self._run, args=(action,), name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -70,9 +70,9 @@ class Bounded(Generic[_Result]):
         self._thread.join(timeout_s)
         return bool(self._results)
 
-    def _run(self) -> None:
+    def _run(self, action: Callable[[], _Result]) -> None:
         try:
-            self._results.append(self._action())
+            self._results.append(action())
         except Exception as error:  # raised again in the thread that waits
             self._failures.append(error)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch.distributed as dist
@@ -41,3 +43,21 @@ def test_a_connection_of_its_own_keeps_the_prefix() -> None:
     own_connection(prefixed, 20).set("key", "value")
     assert prefixed.get("key") == b"value"
     assert not store.check(["key"])
+
+
+def test_what_an_action_refers_to_goes_with_it() -> None:
+    """Not at the next collection of garbage: it may be a connection."""
+
+    class Owner:
+        def __init__(self) -> None:
+            self.done = Bounded(lambda: self is None, name="refers")  # to its owner, which refers to it
+
+    owner = Owner()
+    assert owner.done.result(5) is False
+    gone = weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner
+        assert gone() is None
+    finally:
+        gc.enable()
