@@ -65,7 +65,8 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
 
     Under :class:`~lightning_dist.strategy.HierDistStrategy` it says how that writes, unless the strategy was told;
     under Lightning's own ``ddp`` it writes itself, and folders can be resumed from. ``save_last=True`` is a link
-    on disk, which moves once the checkpoint is committed.
+    on disk, which moves once the checkpoint is committed. What each checkpoint took is logged as ``checkpoint/...`` on
+    rank 0, in the first step after it is committed.
 
     Args:
         dirpath: Where to.
@@ -96,6 +97,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         self._run: build.RunContext | None = None
         self._saver: build.CheckpointSaver | None = None
         self._mode: Mode | None = None
+        self._logged: build.Saved | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Get ready to write; every rank."""
@@ -124,11 +126,20 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         self._mode = Mode(setting, pl_module)
         self._saver = build.open_checkpoint_saver(run, self._config, agreement)
 
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what the checkpoint before took, once it is committed."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._log_saved(trainer)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Wait for the last one."""
         super().on_train_end(trainer, pl_module)
-        if self._saver is not None:
-            self._saver.finish()
+        saver = self._saver_of(trainer)
+        if saver is not None:
+            saver.finish()
+            self._log_saved(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Let the other ranks know, who may wait for a checkpoint."""
@@ -144,6 +155,19 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         for part in opened:
             if part is not None:
                 part.close()
+
+    def _saver_of(self, trainer: pl.Trainer) -> build.CheckpointSaver | None:
+        return trainer.strategy._saver if isinstance(trainer.strategy, StateStrategy) else self._saver
+
+    def _log_saved(self, trainer: pl.Trainer) -> None:
+        saver = self._saver_of(trainer)
+        saved = saver.last_saved if saver is not None and trainer.is_global_zero else None
+        if saver is None or saved is None or saved is self._logged:
+            return
+        self._logged = saved
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # what Lightning logs under
+        for logger in trainer.loggers:
+            logger.log_metrics(_metrics_of(saved, saver.skipped), step=step)
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         if self._saver is None or self._mode is None:
@@ -169,11 +193,24 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             self._saver.once_committed(functools.partial(checkpoints.remove, filepath))
 
     def _link_checkpoint(self, trainer: pl.Trainer, filepath: str, linkpath: str) -> None:  # type: ignore[override]  # it is static there, and called on the instance
-        saver = trainer.strategy._saver if isinstance(trainer.strategy, StateStrategy) else self._saver
+        saver = self._saver_of(trainer)
         if not trainer.is_global_zero or os.path.abspath(filepath) == os.path.abspath(linkpath):
             return
         move = functools.partial(_link, filepath, linkpath)
         move() if saver is None else saver.once_committed(move, first=True)
+
+
+def _metrics_of(saved: build.Saved, skipped: int) -> dict[str, float]:
+    metrics: dict[str, float] = {
+        "checkpoint/stall_s": saved.stall_s,
+        "checkpoint/background_s": saved.background_s,
+        "checkpoint/rank_bytes": saved.rank_bytes,
+        "checkpoint/skipped": skipped,
+    }
+    if saved.total_bytes is not None:
+        metrics["checkpoint/total_bytes"] = saved.total_bytes
+        metrics["checkpoint/bytes_per_s"] = saved.total_bytes / max(saved.background_s, 1e-9)
+    return metrics
 
 
 def _link(target: str, link: str) -> None:

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_dist import AsyncShardedCheckpoint, load_from_checkpoint
@@ -26,10 +27,23 @@ from tests.support.tasks import RankContext
 CASE = StageCase(optimizer="adamw")
 
 
-def _trainer(context: RankContext, strategy: Any, callback: pl.Callback, epochs: int) -> pl.Trainer:
+class Kept(DummyLogger):
+    """Logs of checkpoints, with their step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:  # type: ignore[override]  # it takes anything
+        if any(name.startswith("checkpoint/") for name in metrics):
+            self.rows.append((step, dict(metrics)))
+
+
+def _trainer(context: RankContext, strategy: Any, callback: pl.Callback, epochs: int, **others: Any) -> pl.Trainer:
     return trainer_on_pool(
         context,
         strategy,
+        **others,
         callbacks=[callback],
         max_epochs=epochs,
         limit_train_batches=2,
@@ -105,6 +119,64 @@ def test_the_last_moves_once_a_checkpoint_is_committed(ranks: RankPool, tmp_path
         assert seen == "epoch=0-step=2.ckpt"
     assert os.readlink(tmp_path / "last.ckpt") == "epoch=2-step=6.ckpt"
     assert sorted(os.listdir(tmp_path)) == ["epoch=2-step=6.ckpt", "last.ckpt"]
+
+
+def log_saves(context: RankContext, folder: str, parallel: str, mode: str) -> list[tuple[int | None, dict[str, float]]]:
+    """Three epochs, each saved."""
+    logger = Kept()
+    keep = AsyncShardedCheckpoint(folder, save_top_k=-1, checkpoint=mode)
+    strategy = DDPStrategy() if parallel == "lightning" else strategy_of(parallel=parallel)
+    _trainer(context, strategy, keep, 3, logger=logger).fit(StageLearner(CASE))
+    return logger.rows
+
+
+@pytest.mark.parametrize(
+    ("parallel", "mode"), [("lightning", "async_sharded"), ("zero2", "async_sharded"), ("zero2", "sharded")]
+)
+def test_what_each_took_is_logged_by_rank_0(ranks: RankPool, tmp_path: Path, parallel: str, mode: str) -> None:
+    rows, others = ranks.run(log_saves, world_size=2, args=(str(tmp_path), parallel, mode))
+    assert others == []
+    assert [step for step, _ in rows][-1] == 6
+    sizes = {open_checkpoint(open_folder(folder)).manifest.size_bytes for folder in tmp_path.iterdir()}
+    for _, row in rows:
+        assert row["checkpoint/total_bytes"] in sizes
+        assert 0 < row["checkpoint/rank_bytes"] < row["checkpoint/total_bytes"]
+        assert row["checkpoint/stall_s"] > 0
+        rate = row["checkpoint/total_bytes"] / row["checkpoint/background_s"]
+        assert row["checkpoint/bytes_per_s"] == pytest.approx(rate)
+        assert row["checkpoint/skipped"] == 0
+        assert mode == "async_sharded" or row["checkpoint/stall_s"] > row["checkpoint/background_s"]
+    assert mode == "async_sharded" or [step for step, _ in rows] == [2, 4, 6]  # the next one, or the end
+
+
+class Release(pl.Callback):
+    """Lets the first checkpoint be written in the third epoch."""
+
+    def __init__(self, go_on: threading.Event) -> None:
+        self.go_on = go_on
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 2:
+            self.go_on.set()
+
+
+def log_skipped(context: RankContext, folder: str) -> list[tuple[int | None, dict[str, float]]]:
+    go_on = threading.Event()
+    logger = Kept()
+    checkpoint = {"mode": "async_sharded", "when_busy": "skip"}
+    keep = AsyncShardedCheckpoint(folder, save_top_k=-1, checkpoint=checkpoint)
+    trainer = _trainer(context, strategy_of(parallel="ddp"), keep, 3, logger=logger)
+    trainer.callbacks.insert(0, Release(go_on))
+    with writing(lambda *_: go_on.wait(30) and None):
+        trainer.fit(StageLearner(CASE))
+    return logger.rows
+
+
+def test_the_skipped_are_counted(ranks: RankPool, tmp_path: Path) -> None:
+    rows, _ = ranks.run(log_skipped, world_size=2, args=(str(tmp_path),))
+    skipped = rows[-1][1]["checkpoint/skipped"]
+    assert skipped >= 1
+    assert len(list(tmp_path.iterdir())) + skipped == 3
 
 
 def save_once(context: RankContext, folder: str) -> dict[str, torch.Tensor]:
