@@ -41,10 +41,12 @@ class SaveStarted(NamedTuple):
     Attributes:
         is_skipped: It was, since the one before was still being written.
         stall_s: How long the caller was held, in seconds.
+        wait_s: How long of that by the one before.
     """
 
     is_skipped: bool
     stall_s: float
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class CheckpointSaver:
         run: For the seam and the events.
         config: Options.
         group: All ranks; for the thread that writes.
-        agreement: How ranks learn whether any of them is busy; ``None`` for one rank.
+        agreement: How ranks learn whether any of them is busy, and how slow; ``None`` for one rank.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class CheckpointSaver:
         self._writing: Bounded[_Written] | None = None
         self._newest: Bounded[_Written] | None = None  # the same, until it is known as saved
         self._newest_stall_s = 0.0
+        self.last_started: SaveStarted | None = None
         self._newest_bytes = 0
         self._last_saved: Saved | None = None
         self._afterwards: list[Callable[[], None]] = []
@@ -138,7 +141,9 @@ class CheckpointSaver:
         if self._config.when_busy == "skip" and self._is_anyone_busy():
             self.skipped += 1
             events.count("checkpoints skipped")
-            return SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
+            self.last_started = SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
+            return self.last_started
+        waited_ns = events.clock_ns()
         self.finish()
         self._note_newest()
         copied_ns = events.clock_ns()
@@ -152,7 +157,14 @@ class CheckpointSaver:
         if self._config.mode == "sharded":
             self.finish()
         self._newest_stall_s = (events.clock_ns() - start_ns) / 1e9
-        return SaveStarted(False, self._newest_stall_s)
+        self.last_started = SaveStarted(False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9)
+        return self.last_started
+
+    def slowest(self, seconds: Iterable[float]) -> list[float]:
+        """Of each of some times, the longest over ranks, to a nanosecond; every rank calls it with as many."""
+        if self._agreement is None:
+            return list(seconds)
+        return [max(self._agreement.exchange(round(each * 1e9))) / 1e9 for each in seconds]
 
     @property
     def last_saved(self) -> Saved | None:
