@@ -97,10 +97,12 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
     keep = run.checkpoint
     if keep.mode != "off":
         kind = ModelCheckpoint if keep.mode == "full" else AsyncShardedCheckpoint
+        is_auto = keep.every == "auto"
+        pace = {"every": "auto", "mtbf_h": keep.mtbf_h} if is_auto else {"every_n_train_steps": keep.every_n_steps}
         callbacks.append(
             kind(
                 folder / "checkpoints",
-                every_n_train_steps=keep.every_n_steps,
+                **pace,
                 save_top_k=keep.save_top_k,
                 save_last=keep.save_last,
                 monitor=keep.monitor,

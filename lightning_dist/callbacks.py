@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from lightning_dist.folder_io import FolderCheckpointIO
 from lightning_dist.modes import Mode, Setting, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.pipeline.picture import draw
+from lightning_dist.planning.save_interval import Measured, SavePace
 from lightning_dist.state_strategy import StateStrategy
 from lightning_dist.strategy import HierDistStrategy
 
@@ -65,16 +67,23 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
 
     Under :class:`~lightning_dist.strategy.HierDistStrategy` it says how that writes, unless the strategy was told;
     under Lightning's own ``ddp`` it writes itself, and folders can be resumed from. ``save_last=True`` is a link
-    on disk, which moves once the checkpoint is committed.
+    on disk, which moves once the checkpoint is committed. What each checkpoint took is logged as ``checkpoint/...`` on
+    rank 0, in the first step after it is committed.
 
     Args:
         dirpath: Where to.
         checkpoint: ``"async_sharded"``, ``"sharded"``, a mapping of options or a
             :class:`~lightning_dist.config.CheckpointConfig`.
+        every: ``"auto"``: as often as loses the least time, by what saves and steps take on the slowest rank.
+        mtbf_h: With ``every="auto"``: mean time between failures of the whole job, in hours; that of a host over the
+            number of hosts.
+        restart_s: With ``every="auto"``: from a failure to work again, in seconds; part of the lost time that is
+            printed.
         **arguments: Of :class:`~lightning.pytorch.callbacks.ModelCheckpoint`.
 
     Raises:
-        CombinationError: The strategy is another one, or the checkpoint is not sharded.
+        CombinationError: The strategy is another one, or the checkpoint is not sharded, or ``every`` does not go with
+            the other arguments.
     """
 
     def __init__(
@@ -82,6 +91,9 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         dirpath: str | os.PathLike[str] | None = None,
         *,
         checkpoint: str | Mapping[str, Any] | CheckpointConfig = "async_sharded",
+        every: str | None = None,
+        mtbf_h: float | None = None,
+        restart_s: float = 0.0,
         **arguments: Any,
     ) -> None:
         self._config = resolve("checkpoint", checkpoint, CheckpointConfig, CHECKPOINT_PRESETS)
@@ -92,10 +104,14 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             )
         if arguments.get("save_last") is True and "://" not in os.fspath(dirpath or ""):
             arguments["save_last"] = "link"
+        self._pace = _pace(every, mtbf_h, restart_s, arguments)
+        if self._pace is not None:
+            arguments["every_n_train_steps"] = 1  # asked after each step, and then the pace is
         super().__init__(None if dirpath is None else os.fspath(dirpath), **arguments)
         self._run: build.RunContext | None = None
         self._saver: build.CheckpointSaver | None = None
         self._mode: Mode | None = None
+        self._logged: build.Saved | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Get ready to write; every rank."""
@@ -124,11 +140,30 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         self._mode = Mode(setting, pl_module)
         self._saver = build.open_checkpoint_saver(run, self._config, agreement)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to measure."""
+        super().on_train_start(trainer, pl_module)
+        if self._pace is not None:
+            self._pace.begin(trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if it is time to, and log what the checkpoint before took, once it is committed."""
+        if self._pace is not None:
+            self._pace.step_ended(trainer.global_step)
+        if self._pace is None or self._pace.is_due(trainer.global_step):
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._log_saved(trainer)
+        self._keep_pace(trainer)
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Wait for the last one."""
         super().on_train_end(trainer, pl_module)
-        if self._saver is not None:
-            self._saver.finish()
+        saver = self._saver_of(trainer)
+        if saver is not None:
+            saver.finish()
+            self._log_saved(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Let the other ranks know, who may wait for a checkpoint."""
@@ -144,6 +179,40 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         for part in opened:
             if part is not None:
                 part.close()
+
+    def _saver_of(self, trainer: pl.Trainer) -> build.CheckpointSaver | None:
+        return trainer.strategy._saver if isinstance(trainer.strategy, StateStrategy) else self._saver
+
+    def _log_saved(self, trainer: pl.Trainer) -> None:
+        saver = self._saver_of(trainer)
+        saved = saver.last_saved if saver is not None and trainer.is_global_zero else None
+        if saver is None or saved is None or saved is self._logged:
+            return
+        self._logged = saved
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # what Lightning logs under
+        for logger in trainer.loggers:
+            logger.log_metrics(_metrics_of(saved, saver.skipped), step=step)
+
+    def _keep_pace(self, trainer: pl.Trainer) -> None:
+        """After a step that may have saved: measure, and choose the interval alike on all ranks."""
+        pace, saver, step = self._pace, self._saver_of(trainer), trainer.global_step
+        if pace is None or saver is None or saver.last_started is None:
+            return
+        if not pace.is_due(step) or self._last_global_step_saved != step:
+            return
+        started, saved = saver.last_started, saver.last_saved
+        measured = pace.saved(
+            step,
+            hold_s=started.stall_s,
+            wait_s=started.wait_s,
+            write_s=0.0 if saved is None else saved.background_s,
+            is_skipped=started.is_skipped,
+        )
+        if measured is None:
+            return
+        chosen = pace.settle(Measured(*saver.slowest(measured)))
+        if chosen is not None:
+            rank_zero_info(f"hierdist: {chosen}")
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         if self._saver is None or self._mode is None:
@@ -169,11 +238,46 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             self._saver.once_committed(functools.partial(checkpoints.remove, filepath))
 
     def _link_checkpoint(self, trainer: pl.Trainer, filepath: str, linkpath: str) -> None:  # type: ignore[override]  # it is static there, and called on the instance
-        saver = trainer.strategy._saver if isinstance(trainer.strategy, StateStrategy) else self._saver
+        saver = self._saver_of(trainer)
         if not trainer.is_global_zero or os.path.abspath(filepath) == os.path.abspath(linkpath):
             return
         move = functools.partial(_link, filepath, linkpath)
         move() if saver is None else saver.once_committed(move, first=True)
+
+
+def _pace(every: str | None, mtbf_h: float | None, restart_s: float, arguments: Mapping[str, Any]) -> SavePace | None:
+    if every not in (None, "auto"):
+        raise CombinationError(f"every={every!r}: write every='auto', or every_n_train_steps=... for a number of steps")
+    if every is None:
+        if mtbf_h is not None or restart_s:
+            raise CombinationError("mtbf_h and restart_s are for every='auto': add it, or leave them out")
+        return None
+    if mtbf_h is None or not 0 < mtbf_h < math.inf or not restart_s >= 0:
+        raise CombinationError(
+            f"every='auto' with mtbf_h={mtbf_h} and restart_s={restart_s:g}: write the mean time between failures of "
+            "the whole job in hours, e.g. mtbf_h=200, and restart_s of at least 0"
+        )
+    others = ("every_n_train_steps", "every_n_epochs", "train_time_interval", "monitor")
+    given = [name for name in others if arguments.get(name) is not None]
+    if given:
+        raise CombinationError(
+            f"every='auto' with {' and '.join(given)}: it says when to save, and keeps the newest; leave the other "
+            "out, or add a second callback with it"
+        )
+    return SavePace(mtbf_h * 3600, restart_s=restart_s)
+
+
+def _metrics_of(saved: build.Saved, skipped: int) -> dict[str, float]:
+    metrics: dict[str, float] = {
+        "checkpoint/stall_s": saved.stall_s,
+        "checkpoint/background_s": saved.background_s,
+        "checkpoint/rank_bytes": saved.rank_bytes,
+        "checkpoint/skipped": skipped,
+    }
+    if saved.total_bytes is not None:
+        metrics["checkpoint/total_bytes"] = saved.total_bytes
+        metrics["checkpoint/bytes_per_s"] = saved.total_bytes / max(saved.background_s, 1e-9)
+    return metrics
 
 
 def _link(target: str, link: str) -> None:

@@ -1,6 +1,6 @@
 """The only place where a config becomes objects that talk to other ranks."""
 
-from lightning_dist.build.checkpoints import CheckpointSaver, SaveStarted, open_checkpoint_saver, to_read
+from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver, to_read
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -33,6 +33,7 @@ __all__ = [
     "CheckpointSaver",
     "RunContext",
     "SaveStarted",
+    "Saved",
     "average_parts",
     "average_stages",
     "cut_into_stages",

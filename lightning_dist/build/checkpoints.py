@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,10 +41,34 @@ class SaveStarted(NamedTuple):
     Attributes:
         is_skipped: It was, since the one before was still being written.
         stall_s: How long the caller was held, in seconds.
+        wait_s: How long of that by the one before.
     """
 
     is_skipped: bool
     stall_s: float
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a committed checkpoint took.
+
+    Attributes:
+        stall_s: How long this rank's caller was held, in seconds, also by the end of the checkpoint before.
+        background_s: How long this rank wrote, in seconds.
+        rank_bytes: Tensors that this rank wrote.
+        total_bytes: All files of all ranks; ``None`` where it is not known, which is on all ranks but 0.
+    """
+
+    stall_s: float
+    background_s: float
+    rank_bytes: int
+    total_bytes: int | None
+
+
+class _Written(NamedTuple):
+    manifest: Manifest | None
+    seconds: float
 
 
 class Share(NamedTuple):
@@ -83,7 +108,7 @@ class CheckpointSaver:
         run: For the seam and the events.
         config: Options.
         group: All ranks; for the thread that writes.
-        agreement: How ranks learn whether any of them is busy; ``None`` for one rank.
+        agreement: How ranks learn whether any of them is busy, and how slow; ``None`` for one rank.
     """
 
     def __init__(
@@ -94,7 +119,12 @@ class CheckpointSaver:
         self._group = group
         self._agreement = agreement
         self._copies = HostCopies(run.device)
-        self._writing: Bounded[Manifest | None] | None = None
+        self._writing: Bounded[_Written] | None = None
+        self._newest: Bounded[_Written] | None = None  # the same, until it is known as saved
+        self._newest_stall_s = 0.0
+        self.last_started: SaveStarted | None = None
+        self._newest_bytes = 0
+        self._last_saved: Saved | None = None
         self._described: list[tuple[Any, ...]] = []
         self._share: tuple[Share, ...] = ()
         self._afterwards: list[Callable[[], None]] = []
@@ -106,6 +136,8 @@ class CheckpointSaver:
         tensors: Iterable[HeldTensor],
         objects: Mapping[str, Encoded],
         record: Mapping[str, Any],
+        *,
+        since_ns: int | None = None,
     ) -> SaveStarted:
         """Begin a save; with ``mode=sharded``, also end it.
 
@@ -115,25 +147,54 @@ class CheckpointSaver:
                 that hold the same.
             objects: By names that differ between ranks where the objects do.
             record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; rank 0's counts.
+            since_ns: When the caller began to be held, by the clock of events; now, if not given.
 
         Raises:
             CheckpointError: The checkpoint before could not be written; this one has not begun.
         """
         events = self._run.events
-        start_ns = events.clock_ns()
+        start_ns = events.clock_ns() if since_ns is None else since_ns
         if self._config.when_busy == "skip" and self._is_anyone_busy():
             self.skipped += 1
             events.count("checkpoints skipped")
-            return SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
+            self.last_started = SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
+            return self.last_started
+        waited_ns = events.clock_ns()
         self.finish()
+        self._note_newest()
         copied_ns = events.clock_ns()
-        state = self._copied(tensors)
+        state, size_bytes = self._copied(tensors)
         state.update(objects)
-        events.span(COPY, copied_ns, size_bytes=self._copies.size_bytes)
-        self._writing = Bounded(lambda: self._write(folder, state, record), name="hierdist-checkpoint")
+        events.span(COPY, copied_ns, size_bytes=size_bytes)
+        self._writing = self._newest = Bounded(
+            lambda: self._write(folder, state, record, size_bytes), name="hierdist-checkpoint"
+        )
+        self._newest_bytes = size_bytes
         if self._config.mode == "sharded":
             self.finish()
-        return SaveStarted(False, (events.clock_ns() - start_ns) / 1e9)
+        self._newest_stall_s = (events.clock_ns() - start_ns) / 1e9
+        self.last_started = SaveStarted(False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9)
+        return self.last_started
+
+    def slowest(self, seconds: Iterable[float]) -> list[float]:
+        """Of each of some times, the longest over ranks, to a nanosecond; every rank calls it with as many."""
+        if self._agreement is None:
+            return list(seconds)
+        return [max(self._agreement.exchange(round(each * 1e9))) / 1e9 for each in seconds]
+
+    @property
+    def last_saved(self) -> Saved | None:
+        """The newest that is committed, as far as this rank knows; the same object until another one is."""
+        self._note_newest()
+        return self._last_saved
+
+    def _note_newest(self) -> None:
+        if self._newest is None or not self._newest.succeeds(0):
+            return
+        manifest, seconds = self._newest.result(0)
+        total_bytes = None if manifest is None else manifest.size_bytes
+        self._last_saved = Saved(self._newest_stall_s, seconds, self._newest_bytes, total_bytes)
+        self._newest = None
 
     def finish(self) -> None:
         """Wait until the checkpoint that is being written is committed, or has failed.
@@ -182,7 +243,7 @@ class CheckpointSaver:
         if self._writing is None or not self._writing.is_running:
             self._copies.release()
 
-    def _failure_of(self, writing: Bounded[Manifest | None]) -> CheckpointError | None:
+    def _failure_of(self, writing: Bounded[_Written]) -> CheckpointError | None:
         """Known to all ranks alike; a rank that is lost is raised instead."""
         try:
             writing.result(self._config.timeout_s, look=self._heed_alarm)
@@ -202,7 +263,8 @@ class CheckpointSaver:
         is_busy = self._writing is not None and self._writing.is_running
         return any(self._agreement.exchange(int(is_busy))) if self._agreement is not None else is_busy
 
-    def _copied(self, tensors: Iterable[HeldTensor]) -> dict[str, Any]:
+    def _copied(self, tensors: Iterable[HeldTensor]) -> tuple[dict[str, Any], int]:
+        """What to write, and its size in bytes."""
         held = list(tensors)
         described = [(each.names[0], each.local.dtype, each.spread, each.holders) for each in held]
         if described != self._described:  # the same from save to save, unless layers are frozen or thawed
@@ -215,9 +277,9 @@ class CheckpointSaver:
         state: dict[str, Any] = {name: Held(tuple(own)) for name, own in pieces.items()}
         for each in held:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
-        return state
+        return state, sum(copy.numel() * copy.element_size() for copy in copies)
 
-    def _write(self, folder: Folder, state: dict[str, Any], record: Mapping[str, Any]) -> Manifest | None:
+    def _write(self, folder: Folder, state: dict[str, Any], record: Mapping[str, Any], size_bytes: int) -> _Written:
         run = self._run
         start_ns = run.events.clock_ns()
         self._copies.wait()
@@ -230,8 +292,9 @@ class CheckpointSaver:
             record=record,
             chunk_bytes=self._config.chunk_bytes,
         )
-        run.events.span(WRITE, start_ns, lane="checkpoint", size_bytes=self._copies.size_bytes)
-        return manifest
+        end_ns = run.events.clock_ns()
+        run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=size_bytes)
+        return _Written(manifest, (end_ns - start_ns) / 1e9)
 
 
 def share_of(tensors: Sequence[HeldTensor], rank: int, *, chunk_bytes: int) -> tuple[Share, ...]:

@@ -87,6 +87,7 @@ def save(
         optimizers: Whose states the checkpoint has.
         storage_options: For fsspec.
     """
+    start_ns = mode.setting.run.events.clock_ns()
     rest = dict(checkpoint)
     held = mode.held_state()
     tensors = list(_named(_MODEL, held.of_model(rest.get("state_dict", {}))))
@@ -111,7 +112,8 @@ def save(
         "torch": torch.__version__,
         "lightning": rest.get("pytorch-lightning_version"),
     }
-    return saver.save(open_folder(path, storage_options=storage_options), tensors, objects, record)
+    folder = open_folder(path, storage_options=storage_options)
+    return saver.save(folder, tensors, objects, record, since_ns=start_ns)
 
 
 def remove(path: str) -> None:

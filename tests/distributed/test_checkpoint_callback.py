@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_dist import AsyncShardedCheckpoint, load_from_checkpoint
 from lightning_dist.checkpoint.catalog import open_checkpoint, survey
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.errors import CombinationError
+from lightning_dist.planning.save_interval import FIRST_STEPS, SaveInterval
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.distributed.test_checkpoint_use import writing
@@ -26,10 +29,23 @@ from tests.support.tasks import RankContext
 CASE = StageCase(optimizer="adamw")
 
 
-def _trainer(context: RankContext, strategy: Any, callback: pl.Callback, epochs: int) -> pl.Trainer:
+class Kept(DummyLogger):
+    """Logs of checkpoints, with their step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:  # type: ignore[override]  # it takes anything
+        if any(name.startswith("checkpoint/") for name in metrics):
+            self.rows.append((step, dict(metrics)))
+
+
+def _trainer(context: RankContext, strategy: Any, callback: pl.Callback, epochs: int, **others: Any) -> pl.Trainer:
     return trainer_on_pool(
         context,
         strategy,
+        **others,
         callbacks=[callback],
         max_epochs=epochs,
         limit_train_batches=2,
@@ -107,6 +123,109 @@ def test_the_last_moves_once_a_checkpoint_is_committed(ranks: RankPool, tmp_path
     assert sorted(os.listdir(tmp_path)) == ["epoch=2-step=6.ckpt", "last.ckpt"]
 
 
+def log_saves(context: RankContext, folder: str, parallel: str, mode: str) -> list[tuple[int | None, dict[str, float]]]:
+    """Three epochs, each saved."""
+    logger = Kept()
+    keep = AsyncShardedCheckpoint(folder, save_top_k=-1, checkpoint=mode)
+    strategy = DDPStrategy() if parallel == "lightning" else strategy_of(parallel=parallel)
+    _trainer(context, strategy, keep, 3, logger=logger).fit(StageLearner(CASE))
+    return logger.rows
+
+
+@pytest.mark.parametrize(
+    ("parallel", "mode"), [("lightning", "async_sharded"), ("zero2", "async_sharded"), ("zero2", "sharded")]
+)
+def test_what_each_took_is_logged_by_rank_0(ranks: RankPool, tmp_path: Path, parallel: str, mode: str) -> None:
+    rows, others = ranks.run(log_saves, world_size=2, args=(str(tmp_path), parallel, mode))
+    assert others == []
+    assert [step for step, _ in rows][-1] == 6
+    sizes = {open_checkpoint(open_folder(folder)).manifest.size_bytes for folder in tmp_path.iterdir()}
+    for _, row in rows:
+        assert row["checkpoint/total_bytes"] in sizes
+        assert 0 < row["checkpoint/rank_bytes"] < row["checkpoint/total_bytes"]
+        assert row["checkpoint/stall_s"] > 0
+        rate = row["checkpoint/total_bytes"] / row["checkpoint/background_s"]
+        assert row["checkpoint/bytes_per_s"] == pytest.approx(rate)
+        assert row["checkpoint/skipped"] == 0
+        assert mode == "async_sharded" or row["checkpoint/stall_s"] > row["checkpoint/background_s"]
+    assert mode == "async_sharded" or [step for step, _ in rows] == [2, 4, 6]  # the next one, or the end
+
+
+class Release(pl.Callback):
+    """Lets the first checkpoint be written in the third epoch."""
+
+    def __init__(self, go_on: threading.Event) -> None:
+        self.go_on = go_on
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 2:
+            self.go_on.set()
+
+
+def log_skipped(context: RankContext, folder: str) -> list[tuple[int | None, dict[str, float]]]:
+    go_on = threading.Event()
+    logger = Kept()
+    checkpoint = {"mode": "async_sharded", "when_busy": "skip"}
+    keep = AsyncShardedCheckpoint(folder, save_top_k=-1, checkpoint=checkpoint)
+    trainer = _trainer(context, strategy_of(parallel="ddp"), keep, 3, logger=logger)
+    trainer.callbacks.insert(0, Release(go_on))
+    with writing(lambda *_: go_on.wait(30) and None):
+        trainer.fit(StageLearner(CASE))
+    return logger.rows
+
+
+def test_the_skipped_are_counted(ranks: RankPool, tmp_path: Path) -> None:
+    rows, _ = ranks.run(log_skipped, world_size=2, args=(str(tmp_path),))
+    skipped = rows[-1][1]["checkpoint/skipped"]
+    assert skipped >= 1
+    assert len(list(tmp_path.iterdir())) + skipped == 3
+
+
+class Slow(pl.Callback):
+    """A clock of each rank's own, on which its steps take so many seconds."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self.now_s = 0.0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.now_s += self.step_s
+
+
+def save_by_pace(context: RankContext, folder: str, parallel: str) -> tuple[list[int], SaveInterval | None]:
+    """Steps take 1 s on rank 0 and 3 s on rank 1."""
+    keep = AsyncShardedCheckpoint(folder, every="auto", mtbf_h=0.01, save_top_k=-1)
+    slow = Slow(1.0 + 2.0 * context.rank)
+    keep._pace._clock = lambda: slow.now_s  # type: ignore[union-attr]  # every="auto" makes it
+    strategy = DDPStrategy() if parallel == "lightning" else strategy_of(parallel=parallel)
+    trainer = _trainer(context, strategy, keep, 40)
+    trainer.callbacks.insert(0, slow)
+    saved: list[int] = []
+    save = keep._save_checkpoint
+
+    def note(trainer: pl.Trainer, filepath: str) -> None:
+        saved.append(trainer.global_step)
+        save(trainer, filepath)
+
+    keep._save_checkpoint = note  # type: ignore[method-assign]
+    trainer.fit(StageLearner(CASE))
+    return saved, keep._pace.interval  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("parallel", ["lightning", "zero2"])
+def test_ranks_that_measure_other_times_save_at_the_same_steps(ranks: RankPool, tmp_path: Path, parallel: str) -> None:
+    (steps, interval), (other_steps, other_interval) = ranks.run(
+        save_by_pace, world_size=2, args=(str(tmp_path), parallel)
+    )
+    assert steps == other_steps
+    assert interval is not None
+    assert interval == other_interval
+    assert 2.0 < interval.measured.step_s <= 3.0  # rank 1's, less the seconds that the save held it
+    assert steps[:2] == [FIRST_STEPS, 2 * FIRST_STEPS]
+    assert len(steps) > 2
+    assert len(list(tmp_path.iterdir())) == len(steps)
+
+
 def save_once(context: RankContext, folder: str) -> dict[str, torch.Tensor]:
     module = StageLearner(CASE)
     keep = AsyncShardedCheckpoint(folder, filename="once")
@@ -131,3 +250,21 @@ def test_what_it_does_not_go_with_is_refused() -> None:
         CombinationError, match="AsyncShardedCheckpoint with SingleDeviceStrategy: write strategy='ddp'"
     ):
         callback.setup(trainer, StageLearner(CASE), "fit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": "auto"}, "mtbf_h=None .* write the mean time between failures"),
+        ({"every": "auto", "mtbf_h": 0.0}, "mtbf_h=0.0"),
+        ({"every": "auto", "mtbf_h": 9.0, "restart_s": -1.0}, "restart_s=-1"),
+        ({"every": "auto", "mtbf_h": 9.0, "every_n_train_steps": 5}, "every='auto' with every_n_train_steps"),
+        ({"every": "auto", "mtbf_h": 9.0, "train_time_interval": timedelta(minutes=1)}, "with train_time_interval"),
+        ({"every": "auto", "mtbf_h": 9.0, "every_n_epochs": 1, "monitor": "x"}, "with every_n_epochs and monitor"),
+        ({"every": "often"}, "write every='auto', or every_n_train_steps"),
+        ({"mtbf_h": 9.0}, "for every='auto': add it"),
+    ],
+)
+def test_intervals_that_do_not_go_together_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(CombinationError, match=message):
+        AsyncShardedCheckpoint(**arguments)

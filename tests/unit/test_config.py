@@ -211,6 +211,10 @@ def test_wrong_option_lists_the_right_ones() -> None:
         ("trainer.limit_val_batches=2.5", "write 3 for so many batches"),
         ("checkpoint.mode=half", "allowed: full, sharded, async_sharded, off"),
         ("checkpoint.save_top_k=3", "needs checkpoint.monitor"),
+        ("checkpoint.every=never", "allowed: steps, auto"),
+        ("checkpoint.every=auto", "needs checkpoint.mtbf_h"),
+        ("checkpoint.mtbf_h=200", "write checkpoint.every=auto, or leave it out"),
+        ("checkpoint.mtbf_h=0", "checkpoint.mtbf_h=0: must be at least 0.001"),
         ("model=mlp", "write data=synthetic"),
         ("sample_temperature=-1", "at least 0"),
         ("+nonsense=1", "no option"),
@@ -228,6 +232,12 @@ def test_value_of_the_wrong_type_does_not_compose(override: str) -> None:
 
 
 def test_combinations_are_refused() -> None:
+    auto = ("checkpoint.every=auto", "checkpoint.mtbf_h=200")
+    assert _run("checkpoint=async_sharded", *auto).checkpoint.mtbf_h == 200
+    with pytest.raises(CombinationError, match=r"write checkpoint\.mode=async_sharded"):
+        _run("checkpoint=full", *auto)
+    with pytest.raises(CombinationError, match=r"write checkpoint\.monitor=null"):
+        _run("checkpoint=sharded", "checkpoint.monitor=val_loss", *auto)
     with pytest.raises(CombinationError, match=r"write optimizer\.schedule=constant"):
         _run("trainer.max_steps=-1", "trainer.max_epochs=1")
     with pytest.raises(CombinationError, match=r"needs optimizer\.momentum above 0"):
