@@ -25,7 +25,7 @@ from lightning_dist.config import (
     TopologyConfig,
     resolve,
 )
-from lightning_dist.errors import CombinationError
+from lightning_dist.errors import CombinationError, HierDistError
 from lightning_dist.events import EventStream
 from lightning_dist.folder_io import FolderCheckpointIO
 from lightning_dist.modes import Mode, Setting, checkpoints
@@ -102,12 +102,13 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
                 f"AsyncShardedCheckpoint with checkpoint.mode={self._config.mode}: write sharded or async_sharded, or "
                 "use ModelCheckpoint"
             )
-        if arguments.get("save_last") is True and "://" not in os.fspath(dirpath or ""):
+        where = None if dirpath is None else os.fspath(dirpath).removeprefix("file://")  # Lightning takes it for a name
+        if arguments.get("save_last") is True and "://" not in (where or ""):
             arguments["save_last"] = "link"
         self._pace = _pace(every, mtbf_h, restart_s, arguments)
         if self._pace is not None:
             arguments["every_n_train_steps"] = 1  # asked after each step, and then the pace is
-        super().__init__(None if dirpath is None else os.fspath(dirpath), **arguments)
+        super().__init__(where, **arguments)
         self._run: build.RunContext | None = None
         self._saver: build.CheckpointSaver | None = None
         self._mode: Mode | None = None
@@ -166,14 +167,21 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             self._log_saved(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Let the other ranks know, who may wait for a checkpoint."""
-        super().on_exception(trainer, pl_module, exception)
+        """Save if asked to, and let the other ranks know, who may wait for a checkpoint."""
+        try:
+            super().on_exception(trainer, pl_module, exception)
+        except HierDistError as error:  # the exception is what is to be raised
+            rank_zero_warn(f"no checkpoint was written on {type(exception).__name__}: {error}")
         if self._run is not None:
             self._run.leave_word(exception)
+        self._close()  # Lightning calls no teardown of callbacks after an exception
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Release what was opened. Safe to call twice."""
         super().teardown(trainer, pl_module, stage)
+        self._close()
+
+    def _close(self) -> None:
         opened = (self._saver, self._mode.setting.agreement if self._mode is not None else None, self._run)
         self._saver = self._mode = self._run = None
         for part in opened:

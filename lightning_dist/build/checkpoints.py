@@ -238,10 +238,30 @@ class CheckpointSaver:
             action()
 
     def close(self) -> None:
-        """Release the group and the memory; what is being written is given up. Safe to call twice."""
+        """Release the group and the memory. Safe to call twice.
+
+        After a failure a checkpoint may still be being written, that of the failure itself too. It has as long to end
+        as ranks wait for each other; not if they have waited in vain already.
+        """
+        writing, self._writing = self._writing, None
+        is_given_up = writing is not None and not self._ends(writing)
         destroy([self._group])
-        if self._writing is None or not self._writing.is_running:
+        if not is_given_up:
             self._copies.release()
+
+    def _ends(self, writing: Bounded[_Written]) -> bool:
+        """Whether a write has ended, well or not, and what was to follow it is done; it is told if it has not."""
+        collectives = self._run.collectives
+        waits = not isinstance(collectives.failure, CollectiveTimeoutError)
+        afterwards, self._afterwards = self._afterwards, []
+        try:
+            writing.result(min(self._config.timeout_s, collectives.timeout_s) if waits else 0.0)
+        except Exception as error:  # something else is being raised
+            warnings.warn(f"the last checkpoint was not written: {type(error).__name__}: {error}", stacklevel=3)
+            return not writing.is_running
+        for action in afterwards:
+            action()
+        return True
 
     def _failure_of(self, writing: Bounded[_Written]) -> CheckpointError | None:
         """Known to all ranks alike; a rank that is lost is raised instead."""

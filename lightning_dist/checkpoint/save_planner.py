@@ -48,9 +48,11 @@ class LocalState:
 
     Attributes:
         ties: Name of a tensor -> name of the one that it is.
+        moment: Which values these are, e.g. of which step; alike on all ranks, or they make no checkpoint.
     """
 
     ties: Mapping[str, str]
+    moment: Mapping[str, Any]
 
 
 class SharedSavePlanner(SavePlanner):
@@ -62,11 +64,19 @@ class SharedSavePlanner(SavePlanner):
     Args:
         chunk_bytes: Largest block that is written, checked and read as one.
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
+        moment: See :class:`LocalState`.
     """
 
-    def __init__(self, *, chunk_bytes: int = CHUNK_BYTES, allow: Sequence[Global] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        allow: Sequence[Global] = (),
+        moment: Mapping[str, Any] | None = None,
+    ) -> None:
         self._chunk_bytes = chunk_bytes
         self._allow = tuple(allow)
+        self._moment = dict(moment or {})
         self._held: dict[str, Held] = {}
         self._objects: dict[str, Encoded] = {}
         self._ties: dict[str, str] = {}
@@ -96,10 +106,11 @@ class SharedSavePlanner(SavePlanner):
         """All that this rank holds, tied tensors under both names."""
         items = [_tensor_item(part.piece) for value in self._held.values() for part in value.pieces]
         items += [_object_item(name, len(encoded.data)) for name, encoded in self._objects.items()]
-        return SavePlan(items, planner_data=LocalState(self._ties))
+        return SavePlan(items, planner_data=LocalState(self._ties, self._moment))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Deal what several ranks hold, and see that all of each tensor is held by somebody."""
+        _refuse_different_moments(all_plans)
         ties = _agreed_ties(all_plans)
         items: list[list[WriteItem]] = [[] for _ in all_plans]
         for holders, pieces in _by_holders(all_plans, ties).items():
@@ -146,6 +157,20 @@ def _tensor_item(piece: Piece) -> WriteItem:
 
 def _object_item(name: str, size_bytes: int) -> WriteItem:
     return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, bytes_io_data=BytesIOWriteData(size_bytes))
+
+
+def _refuse_different_moments(plans: Sequence[SavePlan]) -> None:
+    said = [plan.planner_data.moment for plan in plans]
+    for rank, moment in enumerate(said):
+        if moment != said[0]:
+            raise CheckpointError(
+                f"ranks save values of different moments: rank 0 has {_moment_text(said[0])}, rank {rank} has "
+                f"{_moment_text(moment)}; let all ranks save in the same hook of the same batch"
+            )
+
+
+def _moment_text(moment: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in moment.items())
 
 
 def _agreed_ties(plans: Sequence[SavePlan]) -> dict[str, str]:

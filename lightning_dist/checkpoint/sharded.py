@@ -23,6 +23,9 @@ from lightning_dist.checkpoint.shard_writer import ShardWriter
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.errors import CheckpointError
 
+MOMENT = ("step", "epoch")
+"""Entries of a record that say of when a rank's values are."""
+
 
 def save(
     state: dict[str, Any],
@@ -43,7 +46,7 @@ def save(
         rank: Global rank of this process.
         host: Name of its host.
         group: Whose ranks save; the default group, or this process alone where there is none.
-        record: See :class:`Manifest`.
+        record: See :class:`Manifest`; what it has of :data:`MOMENT` must be alike on all ranks.
         chunk_bytes: See :class:`SharedSavePlanner`.
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
 
@@ -51,7 +54,8 @@ def save(
         The manifest on the group's first rank, ``None`` on the others.
     """
     writer = ShardWriter(folder, rank=rank, host=host, record=record)
-    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow)
+    moment = {name: record[name] for name in MOMENT if name in record} if record is not None else {}
+    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment)
     _together(
         f"saving {folder.url}",
         lambda alone: dcp.save(state, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
