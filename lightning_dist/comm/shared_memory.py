@@ -154,8 +154,9 @@ class HostMemory:
                         peer.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the sockets; the windows are unmapped when their tensors are gone. Safe to call twice."""
+        """Close the sockets, and let the windows go: they are unmapped with their last view. Safe to call twice."""
         self._aborted = self._aborted or "closed"
+        self.windows = ()
         for channel in self._sockets:
             for peer in channel:
                 if peer is not None:

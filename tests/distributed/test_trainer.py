@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -371,10 +372,14 @@ def things_left(*, at_most: int, within_s: float = 5.0) -> int:
 
 
 def threads_after_fits(context: RankContext) -> list[int]:
+    """Without collections of garbage, which come when they please: a fit lets go itself."""
     counts: list[int] = []
+    gc.collect()
+    gc.disable()
     for fits in range(6):  # the first may start what lasts
         trainer_on_pool(context, strategy_of()).fit(OddModule(sgd), loaders(context))
         counts.append(things_left(at_most=min(counts[1:]) if fits > 1 else sys.maxsize))
+    gc.enable()
     return counts
 
 
