@@ -81,14 +81,19 @@ def after_meeting(context: RankContext, point: FaultPoint) -> Callable[[str, str
 
     def meet_and_reach(operation: str, group: str, rank: int) -> None:
         if operation == OPENING:
-            (context.tmp_path / f"opening-{context.rank}").touch()
-            end = time.monotonic() + LOAD_S
-            others = [context.tmp_path / f"opening-{other}" for other in range(context.world_size)]
-            while not all(other.exists() for other in others) and time.monotonic() < end:
-                time.sleep(0.005)
+            meet(context, "opening")
         point(operation, group, rank)
 
     return meet_and_reach
+
+
+def meet(context: RankContext, where: str) -> None:
+    """Wait for the others to come here, or for what a busy machine may take; without the ranks' own connections."""
+    (context.tmp_path / f"{where}-{context.rank}").touch()
+    end = time.monotonic() + LOAD_S
+    others = [context.tmp_path / f"{where}-{other}" for other in range(context.world_size)]
+    while not all(other.exists() for other in others) and time.monotonic() < end:
+        time.sleep(0.005)
 
 
 def sum_until_failure(
@@ -154,6 +159,8 @@ def _until_failure(
     with contextlib.ExitStack() as stack:
         try:
             step = open_steps(stack, point)
+            if not any(fault.operation == OPENING for fault in faults):
+                meet(context, "opened")  # who is struck in the first step may hold the store that others connect to
             for _ in range(STEPS):
                 point("step", "main", context.rank)
                 time.sleep(pace_s)
