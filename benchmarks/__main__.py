@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import memory, meta_build, pipeline, recompute, step_time
+from benchmarks import checkpoint, memory, meta_build, pipeline, recompute, step_time
+from benchmarks.ending import clean_up_when_terminated
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "step_time": step_time.main,
@@ -11,6 +12,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "recompute": recompute.main,
     "meta_build": meta_build.main,
     "pipeline": pipeline.main,
+    "checkpoint": checkpoint.main,
 }
 
 
@@ -20,10 +22,10 @@ def main(argv: Sequence[str]) -> int:
         if argv[0] not in BENCHMARKS:
             sys.exit(f"{argv[0]} is no benchmark; there are: {', '.join(BENCHMARKS)}")
         return BENCHMARKS[argv[0]](argv[1:])
-    return (
-        step_time.main(["--all"]) or memory.main([]) or recompute.main([]) or meta_build.main([]) or pipeline.main([])
-    )
+    every = {name: ["--all"] if name == "step_time" else [] for name in BENCHMARKS}
+    return next((status for name, given in every.items() if (status := BENCHMARKS[name](given))), 0)
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     sys.exit(main(sys.argv[1:]))

@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.ending import clean_up_when_terminated
 from benchmarks.record import RESULTS, commit, today
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.support.ranks import RankPool
@@ -172,14 +173,15 @@ def run_arm(context: RankContext, arm: str, parameters: float, folder: str) -> T
     return callback.times
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the arms in turn and write what they took."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--parameters", type=float, default=100e6)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--folder", type=Path, help="where to write checkpoints (default: a temporary folder)")
-    arguments = parser.parse_args()
+    parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-checkpoint.json")
+    arguments = parser.parse_args(argv)
     seen: dict[str, list[Times]] = {arm: [] for arm in arguments.arms}
     for number in range(arguments.rounds):
         for arm in arguments.arms:
@@ -200,12 +202,13 @@ def main() -> int:
     document = {
         "date": today(),
         "commit": commit(),
-        "command": "python -m benchmarks.checkpoint " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python -m benchmarks.checkpoint", *(sys.argv[1:] if argv is None else argv)]),
         "parameters": arguments.parameters,
         "rounds": seen,
         "medians": {arm: _medians(rounds) for arm, rounds in seen.items()},
     }
-    (RESULTS / f"{today()}-checkpoint.json").write_text(json.dumps(document, indent=1) + "\n")
+    output = arguments.output or RESULTS / f"{today()}-checkpoint.json"
+    output.write_text(json.dumps(document, indent=1) + "\n")
     table = Table("arm", "stall, s", "durable, s", "step, s", "step while writing, s")
     for arm, medians in document["medians"].items():
         table.add_row(
@@ -224,4 +227,5 @@ def _medians(rounds: list[Times]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     raise SystemExit(main())

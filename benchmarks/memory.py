@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ending import clean_up_when_terminated
 from benchmarks.record import RESULTS, commit, today
 from benchmarks.resident import MODES, SUBJECTS, Measured, measure
 from lightning_dist.planning.memory_cost import RankMemory, memory_cost
@@ -173,4 +174,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     sys.exit(main())

@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ending import clean_up_when_terminated
 from benchmarks.record import RESULTS, commit, today
 from benchmarks.resident import free_at_once, restart_peak, status_bytes
 from examples.model import GPT
@@ -138,4 +139,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     sys.exit(main())

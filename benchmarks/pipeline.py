@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.arms import sent_bytes
+from benchmarks.ending import clean_up_when_terminated
 from benchmarks.recompute import CONFIG, allocated_bytes
 from benchmarks.record import RESULTS, commit, today
 from examples.model import GPT
@@ -347,4 +348,5 @@ def _show(results: dict[str, Any], console: Console) -> None:
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     sys.exit(main())

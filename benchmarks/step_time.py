@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arms import ARMS, Load, Measured, run_arm
+from benchmarks.ending import clean_up_when_terminated
 from benchmarks.record import RESULTS, commit, today
 from benchmarks.workload import gradient_bytes, make_model
 from lightning_dist.topology import Cluster
@@ -187,4 +188,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    clean_up_when_terminated()
     sys.exit(main())
