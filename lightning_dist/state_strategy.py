@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_dist import build
+from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.config import CheckpointConfig, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.errors import CheckpointError
 from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
@@ -109,12 +113,34 @@ class StateStrategy(RankStrategy):
         )
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint of any kind; of a sharded one, what this rank needs."""
-        if not checkpoints.is_sharded(os.fspath(checkpoint_path)):
+        """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
+        path = os.fspath(checkpoint_path)
+        loaded = self._load_kept(path)
+        if loaded is not None:
+            return loaded
+        if not checkpoints.is_sharded(path):
             return super().load_checkpoint(checkpoint_path, weights_only)
+        return self._load_sharded(open_folder(path))
+
+    def _load_kept(self, path: str) -> dict[str, Any] | None:
+        if self.checkpoint_config.replica == "off" or self._run is None:
+            return None
+        with self._naming_failures("looking for a checkpoint in memory"):
+            kept = build.find_kept(self._run, self.checkpoint_config, path)
+        if kept is None:
+            return None
+        try:
+            loaded = self._load_sharded(kept)
+        except CheckpointError as error:  # on all ranks alike
+            warnings.warn(f"{path} is read from storage: {error}", stacklevel=2)
+            return None
+        rank_zero_info(f"hierdist: {path} is read from memory")
+        return loaded
+
+    def _load_sharded(self, folder: Folder) -> dict[str, Any]:
         held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
         with self._naming_failures("loading a checkpoint"):
-            return checkpoints.load(os.fspath(checkpoint_path), held, self.global_rank, self.world_size)
+            return checkpoints.load(folder, held, self.global_rank, self.world_size)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, once the one that is being written is there."""

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
+from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
 from lightning_dist.build.run import RunContext
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.host_copies import HostCopies
@@ -32,6 +34,7 @@ from lightning_dist.parallel.held_state import HeldTensor, TensorToFill
 COPY = "checkpoint copy"  # names of events
 WAIT = "checkpoint wait"
 WRITE = "checkpoint write"
+SPREAD = "checkpoint spread"
 
 
 class SaveStarted(NamedTuple):
@@ -82,6 +85,8 @@ class CheckpointSaver:
         self._copies = HostCopies(run.device)
         self._writing: Bounded[Manifest | None] | None = None
         self._afterwards: list[Callable[[], None]] = []
+        self._replicas: Replicas | None = None
+        self._keeps_replicas = config.replica != "off"
         self.skipped = 0
 
     def save(
@@ -114,7 +119,8 @@ class CheckpointSaver:
         state = self._copied(tensors)
         state.update(objects)
         events.span(COPY, copied_ns, size_bytes=self._copies.size_bytes)
-        self._writing = Bounded(lambda: self._write(folder, state, record), name="hierdist-checkpoint")
+        mirror = self._mirror_of(folder)
+        self._writing = Bounded(lambda: self._write(folder, mirror, state, record), name="hierdist-checkpoint")
         if self._config.mode == "sharded":
             self.finish()
         return SaveStarted(False, (events.clock_ns() - start_ns) / 1e9)
@@ -163,6 +169,8 @@ class CheckpointSaver:
     def close(self) -> None:
         """Release the group and the memory; what is being written is given up. Safe to call twice."""
         destroy([self._group])
+        if self._replicas is not None:
+            self._replicas.close()
         if self._writing is None or not self._writing.is_running:
             self._copies.release()
 
@@ -198,13 +206,21 @@ class CheckpointSaver:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
         return state
 
-    def _write(self, folder: Folder, state: dict[str, Any], record: Mapping[str, Any]) -> Manifest | None:
+    def _mirror_of(self, folder: Folder) -> Mirror | None:
+        if self._keeps_replicas and self._replicas is None:
+            self._replicas = open_replicas(self._run, self._config, folder.url)
+            self._keeps_replicas = self._replicas is not None
+        return self._replicas.mirrored(folder) if self._replicas is not None else None
+
+    def _write(
+        self, folder: Folder, mirror: Mirror | None, state: dict[str, Any], record: Mapping[str, Any]
+    ) -> Manifest | None:
         run = self._run
         start_ns = run.events.clock_ns()
         self._copies.wait()
         manifest = sharded.save(
             state,
-            folder,
+            folder if mirror is None else mirror.folder,
             rank=run.rank,
             host=run.cluster.host_of(run.rank),
             group=self._group.process_group,
@@ -212,6 +228,11 @@ class CheckpointSaver:
             chunk_bytes=self._config.chunk_bytes,
         )
         run.events.span(WRITE, start_ns, lane="checkpoint", size_bytes=self._copies.size_bytes)
+        if mirror is not None and self._replicas is not None:
+            with run.events.measure(SPREAD):
+                self._replicas.spread(mirror)
+            dist.barrier(group=self._group.process_group)
+            self._replicas.forget_others(mirror)
         return manifest
 
 

@@ -125,18 +125,17 @@ def is_sharded(path: str) -> bool:
     return not path.startswith(("http://", "https://")) and catalog.holds_checkpoint(open_folder(path))
 
 
-def load(path: str, held: HeldState | None, rank: int, world_size: int) -> dict[str, Any]:
+def load(folder: Folder, held: HeldState | None, rank: int, world_size: int) -> dict[str, Any]:
     """Lightning's dictionary of a sharded checkpoint; every rank calls it.
 
     The states of optimizers are read later, by :func:`load_optimizers`.
 
     Args:
-        path: Folder or URL.
+        folder: Of the checkpoint, in storage or in memory.
         held: Of the module, once it is as it will be trained; ``None`` before: then weights are whole.
         rank: This process's global rank.
         world_size: Number of ranks.
     """
-    folder = open_folder(path)
     manifest = catalog.open_checkpoint(folder).manifest
     own = f"{_RANK}{rank}"
     state: dict[str, Any] = dict.fromkeys(name for name in (_REST, own) if name in manifest.objects)

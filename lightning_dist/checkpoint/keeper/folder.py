@@ -73,9 +73,9 @@ class KeptFolder:
         """See ``Folder``; of every keeper."""
         self._answers(lambda keeper: keeper.remove(self._path, name))
 
-    def keep_only(self) -> None:
-        """Drop all other folders of every keeper."""
-        self._answers(lambda keeper: keeper.keep(self._path))
+    def forget_all(self) -> None:
+        """Drop all folders of every keeper."""
+        self._answers(lambda keeper: keeper.keep(None))
 
     def _first(self, ask: Callable[[Keeper], _T | None]) -> _T | None:
         failure: NoKeeperError | None = None
