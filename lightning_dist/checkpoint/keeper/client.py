@@ -26,6 +26,7 @@ IDLE_S = 900.0
 """A keeper ends after so many seconds without a rank."""
 _TIMEOUT_S = 60.0
 _START_S = 30.0
+_VARIABLES = ("LD_LIBRARY_PATH", "PATH")  # what Python itself may need
 _PROGRAM = Path(__file__).with_name("__main__.py")
 
 
@@ -225,8 +226,10 @@ def start(name: str, *, limit_bytes: int, idle_s: float = IDLE_S) -> Keeper:
 
 def _launch(name: str, limit_bytes: int, idle_s: float) -> None:
     command = [sys.executable, "-I", "-S", str(_PROGRAM), name, str(limit_bytes), str(idle_s)]
+    # Nothing of the job's environment lives on in it: no secrets, and no marks by which a launcher finds its children.
+    environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
     ) as process:  # which forks and ends at once: the keeper is no child of this one
         try:
             printed, complaint = process.communicate(timeout=_START_S)
