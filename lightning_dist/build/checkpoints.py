@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
+from lightning_dist.build.replicas import Mirror, Replicas, forget_kept, open_replicas
 from lightning_dist.build.run import RunContext
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.host_copies import HostCopies
@@ -86,7 +86,7 @@ class CheckpointSaver:
         self._writing: Bounded[Manifest | None] | None = None
         self._afterwards: list[Callable[[], None]] = []
         self._replicas: Replicas | None = None
-        self._keeps_replicas = config.replica != "off"
+        self._has_saved = False
         self.skipped = 0
 
     def save(
@@ -207,9 +207,12 @@ class CheckpointSaver:
         return state
 
     def _mirror_of(self, folder: Folder) -> Mirror | None:
-        if self._keeps_replicas and self._replicas is None:
-            self._replicas = open_replicas(self._run, self._config, folder.url)
-            self._keeps_replicas = self._replicas is not None
+        if not self._has_saved:
+            self._has_saved = True
+            if self._config.replica != "off":
+                self._replicas = open_replicas(self._run, self._config, folder.url)
+            if self._replicas is None:
+                forget_kept(self._run, folder.url)
         return self._replicas.mirrored(folder) if self._replicas is not None else None
 
     def _write(
@@ -229,7 +232,7 @@ class CheckpointSaver:
         )
         run.events.span(WRITE, start_ns, lane="checkpoint", size_bytes=self._copies.size_bytes)
         if mirror is not None and self._replicas is not None:
-            with run.events.measure(SPREAD):
+            with run.events.measure(SPREAD, lane="checkpoint"):
                 self._replicas.spread(mirror)
             dist.barrier(group=self._group.process_group)
             self._replicas.forget_others(mirror)

@@ -2,12 +2,13 @@
 
 The two are committed together, memory first, so that what is newest in memory is never older than storage::
 
-    every rank    its file        to storage, then to the keeper of its host
-    coordinator   the manifest    to every keeper and to storage
-    coordinator   the marker      to every keeper, if they have all files of the manifest, and to storage
+    every rank    its file        to the keeper of its host, then to storage
+    coordinator   the manifest    to every keeper, then to storage
+    coordinator   the marker      to every keeper, if together they have all files, then to storage
 
-A keeper that fails costs the copy, not the checkpoint: its failure is a warning, and then older copies are dropped too,
-since storage is about to have something newer.
+A keeper that fails costs the copy, not the checkpoint: its failure is a warning, and older copies are dropped, since
+storage is about to have something newer. Storage comes last, too, because what iterates a file's bytes to their end is
+what checksums are taken from.
 """
 
 from __future__ import annotations
@@ -48,16 +49,13 @@ class MirroredFolder:
         if name == MANIFEST_FILE:
             data = b"".join(buffers)
             self._sizes = {file: entry.size for file, entry in parse(data, name).files.items()}
-            self._try(lambda: self._memory.write_everywhere(name, data))
-            self._storage.write(name, [data])
+            self._sizes[name] = len(data)
+            self._try(lambda: self._memory.write_everywhere(name, [data]))
         elif name == MARKER_FILE:
-            data = b"".join(buffers)
-            self._try(lambda: self._commit(data))
-            self._storage.write(name, [data])
-        else:
-            self._storage.write(name, buffers)
-            if self._try(lambda: self._memory.write(name, buffers)):
-                self.written.append(name)
+            self._try(lambda: self._commit(buffers))
+        elif self._try(lambda: self._memory.write(name, buffers)):
+            self.written.append(name)
+        self._storage.write(name, buffers)
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
         """See ``Folder``; from storage."""
@@ -75,12 +73,12 @@ class MirroredFolder:
         """See ``Folder``; from storage."""
         self._storage.remove(name)
 
-    def _commit(self, marker: bytes) -> None:
+    def _commit(self, marker: Iterable[Buffer]) -> None:
         there = self._memory.list()
         missing = [name for name, size in self._sizes.items() if there.get(name) != size]
         if missing:
             self._memory.forget_all()
-            raise StorageError(f"{self._memory.url} lacks {missing[0]}; what was in memory before is dropped")
+            raise StorageError(f"{self._memory.url} lacks {missing[0]}; older ones are dropped")
         self._memory.write_everywhere(MARKER_FILE, marker)
 
     def _try(self, action: Callable[[], object]) -> bool:

@@ -10,32 +10,22 @@ from typing import Any
 from unittest.mock import patch
 
 import lightning.pytorch as pl
-import psutil
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_dist import AsyncShardedCheckpoint
 from lightning_dist.checkpoint.keeper import client
 from lightning_dist.checkpoint.local_disk import LocalFolder
+from lightning_dist.checkpoint.manifest import MANIFEST_FILE, parse
+from lightning_dist.errors import CombinationError
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
-from tests.support.processes import is_alive
+from tests.support.keepers import ending_keepers
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
 REPLICA = {"mode": "async_sharded", "replica": "memory", "replica_limit": "64MB"}
-
-
-@contextlib.contextmanager
-def ending_keepers(folder: Path) -> Iterator[None]:
-    """At the end no keeper of the checkpoints in a folder is left."""
-    try:
-        yield
-    finally:
-        keeper = client.find(client.name_of(str(folder)))
-        if keeper is not None:
-            process = psutil.Process(keeper.about()["process"])
-            keeper.end()
-            assert not is_alive(process)
 
 
 @contextlib.contextmanager
@@ -109,3 +99,61 @@ def test_what_is_not_in_memory_is_read_from_storage(ranks: RankPool, tmp_path: P
     expected = ranks.run(go_on, world_size=2, args=(str(tmp_path / "2.ckpt"), "ddp", True))
     assert [step for _, step in expected] == [6, 6]
     assert os.listdir(tmp_path)
+
+
+def save_without_replicas(context: RankContext, folder: str) -> None:
+    train(context, folder, "ddp", {"replica": "off"})
+
+
+def test_what_a_run_without_replicas_writes_makes_the_memory_old(ranks: RankPool, tmp_path: Path) -> None:
+    with ending_keepers(tmp_path):
+        ranks.run(train, world_size=2, args=(str(tmp_path), "ddp"))
+        assert client.find(client.name_of(str(tmp_path))) is not None
+        ranks.run(save_without_replicas, world_size=2, args=(str(tmp_path),))
+        assert client.find(client.name_of(str(tmp_path))) is None
+
+
+def damage(context: RankContext, folder: str, prefix: str) -> None:
+    """One bit of each chunk of such tensors in what rank 1 wrote, in memory."""
+    keeper = client.find(client.name_of(folder))
+    if context.rank or keeper is None:
+        return
+    (kept,) = keeper.folders()
+    manifest = parse(keeper.read(kept, MANIFEST_FILE) or b"", MANIFEST_FILE)
+    (name,) = (each for each in manifest.files if each.startswith("rank00001"))
+    data = bytearray(keeper.read(kept, name) or b"")
+    for tensor, entry in manifest.tensors.items():
+        for chunk in entry.chunks:
+            if tensor.startswith(prefix) and chunk.place.file == name:
+                data[chunk.place.start] ^= 1
+    assert data != keeper.read(kept, name)
+    keeper.write(kept, name, [data])
+
+
+def go_on_in_spite(context: RankContext, path: str) -> tuple[dict[str, torch.Tensor], int]:
+    module = StageLearner(StageCase(optimizer="adamw"))
+    trainer = _trainer(context, "ddp", REPLICA, 3)
+    with pytest.warns(UserWarning, match=r"is read from storage: .*rank00001.* are not what was written"):
+        trainer.fit(module, ckpt_path=path)
+    return weights_of(module), trainer.global_step
+
+
+@pytest.mark.parametrize("prefix", ["model/", "optimizer/"])
+def test_damaged_memory_is_not_used(ranks: RankPool, tmp_path: Path, prefix: str) -> None:
+    path = str(tmp_path / "4.ckpt")
+    with ending_keepers(tmp_path):
+        ranks.run(train, world_size=2, args=(str(tmp_path), "ddp"))
+        expected = ranks.run(go_on, world_size=2, args=(path, "ddp", True))
+        ranks.run(damage, world_size=2, args=(str(tmp_path), prefix))
+        got = ranks.run(go_on_in_spite, world_size=2, args=(path,))
+    for (weights, step), (wanted, _) in zip(got, expected, strict=True):
+        assert step == 6
+        for name, value in wanted.items():
+            assert torch.equal(weights[name], value), name
+
+
+def test_a_strategy_that_does_not_resume_from_memory_is_refused() -> None:
+    callback = AsyncShardedCheckpoint(checkpoint=REPLICA)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=DDPStrategy(), callbacks=[callback], logger=False)
+    with pytest.raises(CombinationError, match=r"checkpoint\.replica=memory with DDPStrategy"):
+        callback.setup(trainer, StageLearner(StageCase()), "fit")

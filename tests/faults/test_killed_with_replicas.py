@@ -12,6 +12,7 @@ import torch
 
 from tests.distributed import test_replicas as replicas
 from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.support.keepers import ending_keepers
 from tests.support.ranks import Died, RankPool
 from tests.support.tasks import RankContext
 
@@ -36,7 +37,7 @@ def go_on(context: RankContext, path: str, reads_storage: bool) -> tuple[dict[st
 
 def test_new_ranks_go_on_from_the_memory_of_killed_ones(ranks: RankPool, tmp_path: Path) -> None:
     path = str(tmp_path / "4.ckpt")
-    with replicas.ending_keepers(tmp_path):
+    with ending_keepers(tmp_path):
         died = ranks.run(train_and_die, world_size=2, args=(str(tmp_path),), may_die=[0, 1])
         assert [type(each) for each in died] == [Died, Died]
         expected = ranks.run(go_on, world_size=2, args=(path, True))

@@ -35,10 +35,9 @@ class KeptFolder:
         """See ``Folder``; it survives this process, not a power cut."""
         self._keepers[0].write(self._path, name, buffers)
 
-    def write_everywhere(self, name: str, data: bytes) -> None:
-        """Write a small file to every keeper, so that it outlives any of them."""
-        for keeper in self._keepers:
-            keeper.write(self._path, name, [data])
+    def write_everywhere(self, name: str, buffers: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Write a small file to every keeper that answers, so that it outlives any of them."""
+        self._answers(lambda keeper: keeper.write(self._path, name, buffers))
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
         """See ``Folder``."""

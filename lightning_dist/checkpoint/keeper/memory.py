@@ -92,13 +92,15 @@ class KeptFiles:
         """
         with self._lock:
             self._folders.setdefault(folder, _Folder())
-        file = KeptFile()
+        file, reserved_bytes = KeptFile(), 0
         try:
             for part in parts:
                 self._reserve(folder, len(part))
+                reserved_bytes += len(part)
                 file.append(part)
         except BaseException:
             with self._lock:
+                self._used_bytes -= reserved_bytes - file.size_bytes  # the machine may have less than the bound
                 self._close(file)
             raise
         with self._lock:

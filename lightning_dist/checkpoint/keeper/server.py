@@ -68,8 +68,10 @@ class Server:
         """Answer until it is time to end."""
         assert self._unix is not None, "it is open"
         threading.Thread(target=self._accept, args=(self._unix, self._is_own_user), daemon=True).start()
-        while not self._is_ending:
-            self._wake.clear()
+        while True:
+            self._wake.clear()  # before it looks: what happens afterwards wakes it
+            if self._is_ending:
+                break
             with self._lock:
                 is_used = self._connections > 0
                 left_s = self._idle_s - (self._clock() - self._last_seen_s)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,32 +23,8 @@ from lightning_dist.checkpoint.keeper.client import Endpoint, Keeper
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
 from lightning_dist.checkpoint.keeper.memory import FullError, KeptFiles
 from lightning_dist.errors import DamagedCheckpointError, StorageError
-from tests.support.processes import is_alive
+from tests.support.keepers import ended, keeping
 from tests.support.saves import every_type, load_on_rank, same, save_by_ranks, zeros_like
-
-LIMIT_BYTES = 64 << 20
-
-
-def ended(process: psutil.Process) -> None:
-    """Wait until it has; init may take seconds to fetch its exit code."""
-    end_s = time.monotonic() + 20
-    while is_alive(process):
-        assert time.monotonic() < end_s, f"{process} does not end"
-        time.sleep(0.01)
-
-
-@contextlib.contextmanager
-def keeping(*, limit_bytes: int = LIMIT_BYTES, idle_s: float = 60.0) -> Iterator[Keeper]:
-    """A keeper, which is gone at the end."""
-    name = uuid.uuid4().hex
-    keeper = client.start(name, limit_bytes=limit_bytes, idle_s=idle_s)
-    process = psutil.Process(keeper.about()["process"])
-    try:
-        yield keeper
-    finally:
-        if client.find(name) is not None:
-            keeper.end()
-        ended(process)
 
 
 @pytest.fixture
@@ -158,7 +133,7 @@ def test_files_of_several_keepers_are_one_folder(keeper: Keeper) -> None:
         KeptFolder([keeper], "a").write("x", [b"1"])
         both = KeptFolder([other, keeper], "a")
         both.write("y", [b"2"])
-        both.write_everywhere("z", b"3")
+        both.write_everywhere("z", [b"3"])
         assert both.list() == {"x": 1, "y": 1, "z": 1}
         assert keeper.list("a") == {"x": 1, "z": 1}
         assert (both.read("x"), both.read("y"), both.read("none")) == (b"1", b"2", None)
