@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -239,13 +238,3 @@ def _launch(name: str, limit_bytes: int, idle_s: float) -> None:
     if b"ready" not in printed:
         said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
         raise NoKeeperError(f"a keeper did not start on this host ({_PROGRAM}): {said}")
-
-
-def wait_until_gone(name: str, *, timeout_s: float) -> bool:
-    """Whether no keeper of this name runs any more, after up to so many seconds."""
-    end_s = time.monotonic() + timeout_s
-    while find(name) is not None:
-        if time.monotonic() > end_s:
-            return False
-        time.sleep(0.01)
-    return True

@@ -20,7 +20,8 @@ from lightning_dist.checkpoint.keeper.memory import FullError, KeptFiles
 
 _HELLO_S = 10.0  # how long who connects may take to say who it is
 _TRANSFER_S = 120.0  # how long a connection may stand still
-_CONNECTIONS = 256
+_CONNECTIONS = 256  # at a time, of each kind
+_QUEUE = 4096
 
 
 class Server:
@@ -60,7 +61,7 @@ class Server:
             if error.errno != errno.EADDRINUSE:
                 raise
             return False
-        listener.listen(64)
+        listener.listen(_QUEUE)
         self._unix = listener
         return True
 
@@ -80,29 +81,31 @@ class Server:
             self._wake.wait(None if is_used else left_s)
 
     def _accept(self, listener: socket.socket, admit: Callable[[socket.socket], bool]) -> None:
+        slots = threading.Semaphore(_CONNECTIONS)  # who comes when all are taken waits in the kernel's queue
         while True:
+            slots.acquire()
             try:
                 connection, _ = listener.accept()
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                    time.sleep(0.1)  # until others close theirs
-                    continue
-                return
-            with self._lock:
-                is_full = self._connections >= _CONNECTIONS
-                self._connections += not is_full
-            if is_full:
-                connection.close()
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
+                    return
+                slots.release()
+                time.sleep(0.1)  # until others close theirs
                 continue
-            threading.Thread(target=self._converse, args=(connection, admit), daemon=True).start()
+            with self._lock:
+                self._connections += 1
+            threading.Thread(target=self._converse, args=(connection, admit, slots), daemon=True).start()
 
-    def _converse(self, connection: socket.socket, admit: Callable[[socket.socket], bool]) -> None:
+    def _converse(
+        self, connection: socket.socket, admit: Callable[[socket.socket], bool], slots: threading.Semaphore
+    ) -> None:
         try:
             with connection, contextlib.suppress(OSError, messages.NoKeeperError):
                 connection.settimeout(_HELLO_S)
                 if admit(connection):
                     self._answer(connection, is_local=connection.family == socket.AF_UNIX)
         finally:
+            slots.release()
             with self._lock:
                 self._connections -= 1
                 self._last_seen_s = self._clock()
@@ -172,7 +175,7 @@ class Server:
     def _listen(self, address: str) -> int:
         with self._lock:
             if address not in self._tcp:
-                listener = socket.create_server((address, 0), backlog=64)
+                listener = socket.create_server((address, 0), backlog=_QUEUE)
                 threading.Thread(target=self._accept, args=(listener, self._knows_secret), daemon=True).start()
                 self._tcp[address] = listener.getsockname()[1]
             return self._tcp[address]
