@@ -133,6 +133,8 @@ class StateStrategy(RankStrategy):
             kept = build.find_kept(self._run, self.checkpoint_config, path)
             if kept is None:
                 return None
+            if self._presence is not None:
+                self._presence.close()
             self._presence = kept.presence
             try:
                 loaded = self._load_sharded(kept.checkpoint, stored_at=path)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from lightning_dist.build.replicas import Mirror, Replicas, forget_kept, open_replicas
+from lightning_dist.build.keepers import end_keeper
+from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
 from lightning_dist.build.run import RunContext
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.host_copies import HostCopies
@@ -212,7 +213,7 @@ class CheckpointSaver:
             if self._config.replica != "off":
                 self._replicas = open_replicas(self._run, self._config, folder.url)
             if self._replicas is None:
-                forget_kept(self._run, folder.url)
+                end_keeper(self._run, folder.url)
         return self._replicas.mirrored(folder) if self._replicas is not None else None
 
     def _write(

@@ -101,6 +101,19 @@ def test_what_is_not_in_memory_is_read_from_storage(ranks: RankPool, tmp_path: P
     assert os.listdir(tmp_path)
 
 
+def train_alone(context: RankContext, folder: str) -> None:
+    with pytest.warns(UserWarning, match="buddy does no more than memory"):
+        train(context, folder, "ddp", {"replica": "buddy"})
+
+
+def test_a_buddy_needs_another_host(ranks: RankPool, tmp_path: Path) -> None:
+    with ending_keepers(tmp_path):
+        ranks.run(train_alone, world_size=1, args=(str(tmp_path),))
+        keeper = client.find(client.name_of(str(tmp_path)))
+        assert keeper is not None
+        assert [name.partition("@")[0] for name in keeper.folders()] == ["4.ckpt"]
+
+
 def save_without_replicas(context: RankContext, folder: str) -> None:
     train(context, folder, "ddp", {"replica": "off"})
 

@@ -74,7 +74,7 @@ class KillKeeper(pl.Callback):
 def train_on(context: RankContext, folder: str) -> int:
     callbacks = (replicas.SaveEachEpoch(folder), KillKeeper(folder))
     trainer = replicas._trainer(context, "zero2", replicas.REPLICA, 3, *callbacks)
-    with pytest.warns(UserWarning, match="a checkpoint is not kept in memory: cannot write in memory"):
+    with pytest.warns(UserWarning, match="(is not kept|stay) in memory: keeper .* failed"):
         trainer.fit(StageLearner(StageCase(optimizer="adamw")))
     return trainer.global_step
 

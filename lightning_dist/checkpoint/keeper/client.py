@@ -125,14 +125,12 @@ class Keeper:
 
     def attach(self) -> socket.socket:
         """A connection that keeps it from ending while it is open; the caller closes it."""
-        connection = self._connect()
-        try:
+        with self._translated("attach"), contextlib.ExitStack() as on_failure:
+            connection = on_failure.enter_context(self._connect())
             messages.send(connection, {"operation": "attach"})
             self._answer(connection, "attach")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+            on_failure.pop_all()
+            return connection
 
     def _ask_to_read(self, connection: socket.socket, folder: str, name: str, what: dict[str, int]) -> int | None:
         messages.send(connection, {"operation": "read", "folder": folder, "name": name, **what})
@@ -147,17 +145,21 @@ class Keeper:
     def _answer(self, connection: socket.socket, operation: str) -> dict[str, Any]:
         answer = messages.receive(connection)
         if "error" in answer:
-            raise StorageError(f"cannot {operation} in memory, {self.endpoint}: {answer['error']}")
+            raise StorageError(f"{self.endpoint}: {operation} failed: {answer['error']}")
         return answer
 
     @contextlib.contextmanager
     def _connected(self, operation: str) -> Iterator[socket.socket]:
+        with self._translated(operation), self._connect() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _translated(self, operation: str) -> Iterator[None]:
         try:
-            with self._connect() as connection:
-                yield connection
+            yield
         except OSError as error:
             reason = "no answer" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
-            raise NoKeeperError(f"cannot {operation} in memory, {self.endpoint}: {reason}") from error
+            raise NoKeeperError(f"{self.endpoint}: {operation} failed: {reason}") from error
 
     def _connect(self) -> socket.socket:
         endpoint = self.endpoint
