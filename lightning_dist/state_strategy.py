@@ -62,6 +62,7 @@ class StateStrategy(RankStrategy):
         """At the end of a fit."""
         if self._saver is not None:
             self._saver.finish()
+            self._saver.end_memory()
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:

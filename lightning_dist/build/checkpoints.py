@@ -88,6 +88,7 @@ class CheckpointSaver:
         self._afterwards: list[Callable[[], None]] = []
         self._replicas: Replicas | None = None
         self._has_saved = False
+        self._has_failed = False
         self.skipped = 0
 
     def save(
@@ -143,6 +144,7 @@ class CheckpointSaver:
             collectives.activity.waiting("the end of a checkpoint"),
         ):
             failure = self._failure_of(writing)
+        self._has_failed = failure is not None
         if failure is None:
             self._do_afterwards()
             return
@@ -150,6 +152,11 @@ class CheckpointSaver:
         if self._config.on_failure == "stop":
             raise failure
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
+
+    def end_memory(self) -> None:
+        """At the end of a training that went well: storage has the last checkpoint, and memory is needed no more."""
+        if self._replicas is not None and not self._has_failed:
+            self._replicas.end()
 
     def once_committed(self, action: Callable[[], None], *, first: bool = False) -> None:
         """Do something when nothing is being written any more; not at all if that fails.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from lightning_dist.build.keepers import Keepers, attached, is_first_of_host, me
 from lightning_dist.build.run import RunContext
 from lightning_dist.checkpoint.catalog import Checkpoint, open_checkpoint, survey
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
+from lightning_dist.checkpoint.keeper.messages import NoKeeperError
 from lightning_dist.checkpoint.mirror import MirroredFolder
 from lightning_dist.checkpoint.rate import RateLimit
 from lightning_dist.checkpoint.storage import Folder
@@ -101,6 +103,13 @@ class Replicas:
             self._events.count(MEMORY, self._own.about()["used_bytes"], lane="checkpoint")
         except StorageError as error:
             warnings.warn(f"older checkpoints stay in memory: {error}", stacklevel=2)
+
+    def end(self) -> None:
+        """End this host's keeper; after all ranks have spread the last checkpoint."""
+        self.close()
+        if self._is_first:
+            with contextlib.suppress(NoKeeperError):  # it has ended
+                self._own.end()
 
     def close(self) -> None:
         """Let this host's keeper end, after its time. Safe to call twice."""

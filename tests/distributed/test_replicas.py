@@ -15,9 +15,11 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_dist import AsyncShardedCheckpoint
+from lightning_dist.checkpoint.catalog import survey
 from lightning_dist.checkpoint.keeper import client
 from lightning_dist.checkpoint.local_disk import LocalFolder
 from lightning_dist.checkpoint.manifest import MANIFEST_FILE, parse
+from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.errors import CombinationError
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
@@ -47,12 +49,22 @@ def _trainer(context: RankContext, parallel: str, checkpoint: Any, epochs: int, 
     return trainer_on_pool(context, strategy, callbacks=list(callbacks), max_epochs=epochs, **sizes)
 
 
+class Interrupted(Exception):
+    pass
+
+
 class SaveEachEpoch(pl.Callback):
-    def __init__(self, folder: str) -> None:
+    """Saves; after the save of one step, once it is committed, training fails."""
+
+    def __init__(self, folder: str, *, fails_at: int | None = None) -> None:
         self.folder = folder
+        self.fails_at = fails_at
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.save_checkpoint(f"{self.folder}/{trainer.global_step}.ckpt")
+        if trainer.global_step == self.fails_at:
+            trainer.strategy._saver.finish()
+            raise Interrupted
 
 
 def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -60,8 +72,10 @@ def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def train(context: RankContext, folder: str, parallel: str, others: dict[str, Any] | None = None) -> None:
-    checkpoint = {**REPLICA, **(others or {})}
-    _trainer(context, parallel, checkpoint, 2, SaveEachEpoch(folder)).fit(StageLearner(StageCase(optimizer="adamw")))
+    """Two epochs of three, and a checkpoint after each."""
+    trainer = _trainer(context, parallel, {**REPLICA, **(others or {})}, 3, SaveEachEpoch(folder, fails_at=4))
+    with pytest.raises(Interrupted):
+        trainer.fit(StageLearner(StageCase(optimizer="adamw")))
 
 
 def go_on(context: RankContext, path: str, parallel: str, reads_storage: bool) -> tuple[dict[str, torch.Tensor], int]:
@@ -99,6 +113,17 @@ def test_what_is_not_in_memory_is_read_from_storage(ranks: RankPool, tmp_path: P
     expected = ranks.run(go_on, world_size=2, args=(str(tmp_path / "2.ckpt"), "ddp", True))
     assert [step for _, step in expected] == [6, 6]
     assert os.listdir(tmp_path)
+
+
+def train_to_the_end(context: RankContext, folder: str) -> None:
+    _trainer(context, "ddp", REPLICA, 2, SaveEachEpoch(folder)).fit(StageLearner(StageCase(optimizer="adamw")))
+
+
+def test_a_training_that_ends_well_leaves_nothing_in_memory(ranks: RankPool, tmp_path: Path) -> None:
+    with ending_keepers(tmp_path):
+        ranks.run(train_to_the_end, world_size=2, args=(str(tmp_path),))
+        assert client.find(client.name_of(str(tmp_path))) is None
+    assert [entry.problem for entry in survey(open_folder(tmp_path), full=True)] == [None, None]
 
 
 def train_alone(context: RankContext, folder: str) -> None:
