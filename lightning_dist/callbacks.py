@@ -127,6 +127,11 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
                 f"AsyncShardedCheckpoint with {type(strategy).__name__}: write strategy='ddp', or 'hierdist' and its "
                 "kin, e.g. 'hierdist_zero2'"
             )
+        if self._config.replica != "off":
+            raise CombinationError(
+                f"checkpoint.replica={self._config.replica} with {type(strategy).__name__}, which does not resume from "
+                "memory: write strategy='hierdist', or replica=off"
+            )
         if not isinstance(strategy.checkpoint_io, FolderCheckpointIO):
             strategy.checkpoint_io = FolderCheckpointIO(strategy.checkpoint_io)
         if stage == "fit":

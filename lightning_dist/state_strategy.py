@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_dist import build
+from lightning_dist.checkpoint.catalog import Checkpoint, open_checkpoint
+from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.config import CheckpointConfig, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.errors import CheckpointError
 from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
@@ -43,6 +49,7 @@ class StateStrategy(RankStrategy):
         self._was_on_meta = False
         self._mode: Mode | None = None
         self._saver: build.CheckpointSaver | None = None
+        self._presence: socket.socket | None = None  # what is in memory stays there until this run has saved, too
 
     def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
         """At the start of a fit."""
@@ -55,6 +62,7 @@ class StateStrategy(RankStrategy):
         """At the end of a fit."""
         if self._saver is not None:
             self._saver.finish()
+            self._saver.end_memory()
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -109,12 +117,37 @@ class StateStrategy(RankStrategy):
         )
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint of any kind; of a sharded one, what this rank needs."""
-        if not checkpoints.is_sharded(os.fspath(checkpoint_path)):
+        """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
+        path = os.fspath(checkpoint_path)
+        loaded = self._load_from_memory(path)
+        if loaded is not None:
+            return loaded
+        if not checkpoints.is_sharded(path):
             return super().load_checkpoint(checkpoint_path, weights_only)
-        held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
         with self._naming_failures("loading a checkpoint"):
-            return checkpoints.load(os.fspath(checkpoint_path), held, self.global_rank, self.world_size)
+            return self._load_sharded(open_checkpoint(open_folder(path)))
+
+    def _load_from_memory(self, path: str) -> dict[str, Any] | None:
+        if self.checkpoint_config.replica == "off" or self._run is None:
+            return None
+        with self._naming_failures("loading a checkpoint from memory"):
+            kept = build.find_kept(self._run, self.checkpoint_config, path)
+            if kept is None:
+                return None
+            if self._presence is not None:
+                self._presence.close()
+            self._presence = kept.presence
+            try:
+                loaded = self._load_sharded(kept.checkpoint, stored_at=path)
+            except CheckpointError as error:  # the same on all ranks
+                warnings.warn(f"{path} is read from storage: {error}", stacklevel=2)
+                return None
+        rank_zero_info(f"hierdist: {path} is read from memory: {kept.checkpoint.folder.url}")
+        return loaded
+
+    def _load_sharded(self, checkpoint: Checkpoint, *, stored_at: str | None = None) -> dict[str, Any]:
+        held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
+        return checkpoints.load(checkpoint, held, self.global_rank, self.world_size, stored_at=stored_at)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, once the one that is being written is there."""

@@ -395,8 +395,8 @@ class HierDistStrategy(StateStrategy):
             self._mode.release(failed=self._failed)
 
     def _close_run(self) -> None:
-        opened = (self._saver, self._stopping, self._mode, self._agreement, self._run)
-        self._saver = self._stopping = self._mode = self._agreement = self._run = None
+        opened = (self._presence, self._saver, self._stopping, self._mode, self._agreement, self._run)
+        self._presence = self._saver = self._stopping = self._mode = self._agreement = self._run = None
         for part in opened:
             if part is not None:
                 part.close()

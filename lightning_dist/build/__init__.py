@@ -17,6 +17,7 @@ from lightning_dist.build.pipeline import (
     pipeline_size,
 )
 from lightning_dist.build.recompute import open_recomputation
+from lightning_dist.build.replicas import find_kept
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
 from lightning_dist.build.stage_shards import open_stage_shard_links, shard_stages
@@ -43,6 +44,7 @@ __all__ = [
     "describe_shards",
     "describe_stages",
     "describe_split",
+    "find_kept",
     "needless_crossings",
     "open_agreement",
     "open_checkpoint_saver",

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
+from lightning_dist.build.keepers import end_keeper
+from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
 from lightning_dist.build.run import RunContext
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.host_copies import HostCopies
@@ -33,6 +36,7 @@ from lightning_dist.parallel.held_state import HeldTensor, TensorToFill
 COPY = "checkpoint copy"  # names of events
 WAIT = "checkpoint wait"
 WRITE = "checkpoint write"
+SPREAD = "checkpoint spread"
 
 
 class SaveStarted(NamedTuple):
@@ -128,6 +132,9 @@ class CheckpointSaver:
         self._described: list[tuple[Any, ...]] = []
         self._share: tuple[Share, ...] = ()
         self._afterwards: list[Callable[[], None]] = []
+        self._replicas: Replicas | None = None
+        self._has_saved = False
+        self._has_failed = False
         self.skipped = 0
 
     def save(
@@ -166,8 +173,9 @@ class CheckpointSaver:
         state, size_bytes = self._copied(tensors)
         state.update(objects)
         events.span(COPY, copied_ns, size_bytes=size_bytes)
+        mirror = self._mirror_of(folder)
         self._writing = self._newest = Bounded(
-            lambda: self._write(folder, state, record, size_bytes), name="hierdist-checkpoint"
+            lambda: self._write(folder, mirror, state, record, size_bytes), name="hierdist-checkpoint"
         )
         self._newest_bytes = size_bytes
         if self._config.mode == "sharded":
@@ -213,6 +221,7 @@ class CheckpointSaver:
             collectives.activity.waiting("the end of a checkpoint"),
         ):
             failure = self._failure_of(writing)
+        self._has_failed = failure is not None
         if failure is None:
             self._do_afterwards()
             return
@@ -220,6 +229,11 @@ class CheckpointSaver:
         if self._config.on_failure == "stop":
             raise failure
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
+
+    def end_memory(self) -> None:
+        """At the end of a training that went well: storage has the last checkpoint, and memory is needed no more."""
+        if self._replicas is not None and not self._has_failed:
+            self._replicas.end()
 
     def once_committed(self, action: Callable[[], None], *, first: bool = False) -> None:
         """Do something when nothing is being written any more; not at all if that fails.
@@ -246,6 +260,8 @@ class CheckpointSaver:
         writing, self._writing = self._writing, None
         is_given_up = writing is not None and not self._ends(writing)
         destroy([self._group])
+        if self._replicas is not None:
+            self._replicas.close()
         if not is_given_up:
             self._copies.release()
 
@@ -299,13 +315,24 @@ class CheckpointSaver:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
         return state, sum(copy.numel() * copy.element_size() for copy in copies)
 
-    def _write(self, folder: Folder, state: dict[str, Any], record: Mapping[str, Any], size_bytes: int) -> _Written:
+    def _mirror_of(self, folder: Folder) -> Mirror | None:
+        if not self._has_saved:
+            self._has_saved = True
+            if self._config.replica != "off":
+                self._replicas = open_replicas(self._run, self._config, folder.url)
+            if self._replicas is None:
+                end_keeper(self._run, folder.url)
+        return self._replicas.mirrored(folder) if self._replicas is not None else None
+
+    def _write(
+        self, folder: Folder, mirror: Mirror | None, state: dict[str, Any], record: Mapping[str, Any], size_bytes: int
+    ) -> _Written:
         run = self._run
         start_ns = run.events.clock_ns()
         self._copies.wait()
         manifest = sharded.save(
             state,
-            folder,
+            folder if mirror is None else mirror.folder,
             rank=run.rank,
             host=run.cluster.host_of(run.rank),
             group=self._group.process_group,
@@ -314,6 +341,11 @@ class CheckpointSaver:
         )
         end_ns = run.events.clock_ns()
         run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=size_bytes)
+        if mirror is not None and self._replicas is not None:
+            with run.events.measure(SPREAD, lane="checkpoint"):
+                self._replicas.spread(mirror)
+            dist.barrier(group=self._group.process_group)
+            self._replicas.forget_others(mirror)
         return _Written(manifest, (end_ns - start_ns) / 1e9)
 
 

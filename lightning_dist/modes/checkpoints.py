@@ -11,6 +11,7 @@ What a sharded checkpoint holds, by name:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
-from lightning_dist.errors import CombinationError, StateMismatchError
+from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
@@ -46,11 +47,13 @@ class Opened:
         folder: Where it is.
         manifest: What it holds.
         random_state: This rank's, if it was saved by as many ranks.
+        stored_at: Path or URL in storage, if it is read from memory.
     """
 
     folder: Folder
     manifest: Manifest
     random_state: Mapping[str, Any] | None
+    stored_at: str | None = None
 
 
 def refuse(trainer: pl.Trainer, mode: Mode) -> None:
@@ -127,19 +130,21 @@ def is_sharded(path: str) -> bool:
     return not path.startswith(("http://", "https://")) and catalog.holds_checkpoint(open_folder(path))
 
 
-def load(path: str, held: HeldState | None, rank: int, world_size: int) -> dict[str, Any]:
+def load(
+    opened: catalog.Checkpoint, held: HeldState | None, rank: int, world_size: int, *, stored_at: str | None = None
+) -> dict[str, Any]:
     """Lightning's dictionary of a sharded checkpoint; every rank calls it.
 
     The states of optimizers are read later, by :func:`load_optimizers`.
 
     Args:
-        path: Folder or URL.
+        opened: The checkpoint, in storage or in memory; the same on all ranks.
         held: Of the module, once it is as it will be trained; ``None`` before: then weights are whole.
         rank: This process's global rank.
         world_size: Number of ranks.
+        stored_at: Where else it is, in storage, if it is read from memory.
     """
-    folder = open_folder(path)
-    manifest = catalog.open_checkpoint(folder).manifest
+    folder, manifest = opened.folder, opened.manifest
     own = f"{_RANK}{rank}"
     state: dict[str, Any] = dict.fromkeys(name for name in (_REST, own) if name in manifest.objects)
     weights = _stored(manifest, _MODEL)
@@ -157,7 +162,7 @@ def load(path: str, held: HeldState | None, rank: int, world_size: int) -> dict[
         _put_loaders(checkpoint, mine["loaders"])
     if indices := _optimizers_of(manifest):
         checkpoint["optimizer_states"] = [{} for _ in indices]
-    checkpoint[OPENED] = Opened(folder, manifest, None if mine is None else mine["random"])
+    checkpoint[OPENED] = Opened(folder, manifest, None if mine is None else mine["random"], stored_at)
     return checkpoint
 
 
@@ -191,6 +196,27 @@ def load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.opti
     Raises:
         StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
     """
+    try:
+        _load_optimizers(opened, held, optimizers)
+    except CheckpointError as error:  # the same on all ranks
+        stored = None if isinstance(error, StateMismatchError) else _in_storage(opened)
+        if stored is None:
+            raise
+        warnings.warn(f"{opened.stored_at} is read from storage: {error}", stacklevel=2)
+        _load_optimizers(stored, held, optimizers)
+
+
+def _in_storage(opened: Opened) -> Opened | None:
+    """The same save in storage; ``None`` if it was read from there, or another is there by now."""
+    if opened.stored_at is None:
+        return None
+    found = catalog.open_checkpoint(open_folder(opened.stored_at))
+    if found.manifest.save_id != opened.manifest.save_id:
+        return None
+    return replace(opened, folder=found.folder, manifest=found.manifest, stored_at=None)
+
+
+def _load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer]) -> None:
     manifest = opened.manifest
     for index, optimizer in enumerate(optimizers):
         prefix = f"{_OPTIMIZER}{index}/"

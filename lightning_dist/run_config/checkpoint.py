@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from lightning_dist.config import CheckpointConfig
@@ -82,4 +82,5 @@ class RunCheckpointConfig(CheckpointConfig):
     def of_strategy(self) -> CheckpointConfig:
         """How it is written, which is the strategy's; the rest says when."""
         mode = "full" if self.mode == "off" else self.mode
-        return CheckpointConfig(mode, self.when_busy, self.on_failure, self.chunk_bytes, self.timeout_s)
+        own = {field.name: getattr(self, field.name) for field in fields(CheckpointConfig)}
+        return CheckpointConfig(**{**own, "mode": mode})

@@ -1,0 +1,188 @@
+"""The newest checkpoint in memory: what a run writes to its keepers, and what it finds in them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from lightning_dist.build.keepers import Keepers, attached, is_first_of_host, meet, said, split_path
+from lightning_dist.build.run import RunContext
+from lightning_dist.checkpoint.catalog import Checkpoint, open_checkpoint, survey
+from lightning_dist.checkpoint.keeper.folder import KeptFolder
+from lightning_dist.checkpoint.keeper.messages import NoKeeperError
+from lightning_dist.checkpoint.mirror import MirroredFolder
+from lightning_dist.checkpoint.rate import RateLimit
+from lightning_dist.checkpoint.storage import Folder
+from lightning_dist.config import CheckpointConfig
+from lightning_dist.errors import CheckpointError, StorageError
+from lightning_dist.events import EventStream
+
+MEMORY = "checkpoint memory"  # name of an event
+_PART_BYTES = 1 << 20
+_LAST = "last.ckpt"
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A save that goes to memory, too.
+
+    Attributes:
+        folder: Where it is written.
+        name: Of its folder in memory.
+    """
+
+    folder: MirroredFolder
+    name: str
+
+
+class Kept(NamedTuple):
+    """A checkpoint in memory.
+
+    Attributes:
+        checkpoint: Which.
+        presence: Keeps this host's keeper from ending until it is closed; ``None`` where none runs.
+    """
+
+    checkpoint: Checkpoint
+    presence: socket.socket | None
+
+
+class Replicas:
+    """Keeps the newest checkpoint of a run in memory; every rank has one.
+
+    Args:
+        keepers: To write to.
+        is_first: Whether this is the first rank of its host.
+        bytes_per_s: What it sends to its buddy, at most.
+        events: Where the memory used is said.
+    """
+
+    def __init__(self, keepers: Keepers, *, is_first: bool, bytes_per_s: float | None, events: EventStream) -> None:
+        self._keepers = keepers
+        self._own = keepers.all[0]
+        self._is_first = is_first
+        self._rate = RateLimit(bytes_per_s)
+        # At most seconds apart, so that the other side does not take this one for stuck.
+        self._part_bytes = _PART_BYTES if bytes_per_s is None else max(4096, min(_PART_BYTES, int(bytes_per_s)))
+        self._events = events
+        self._presence = attached(self._own)
+        self._saves = 0
+
+    def mirrored(self, storage: Folder) -> Mirror:
+        """A folder that is written to memory, too; every rank calls it for each save."""
+        self._saves += 1
+        name = f"{split_path(storage.url)[1]}@{self._keepers.token}-{self._saves}"
+        return Mirror(MirroredFolder(storage, KeptFolder(self._keepers.all, name)), name)
+
+    def spread(self, mirror: Mirror) -> None:
+        """Send what this rank has written to its buddy; if that fails, there is a warning."""
+        buddy = self._keepers.buddy
+        if buddy is None:
+            return
+        for file in mirror.folder.written:
+            try:
+                size = self._own.list(mirror.name).get(file)
+                if size is None:
+                    raise StorageError(f"{self._own.endpoint} has lost {file}")
+                buddy.write(mirror.name, file, self._parts(mirror.name, file, size))
+            except StorageError as error:
+                warnings.warn(f"a checkpoint is not kept on another host: {error}", stacklevel=2)
+
+    def forget_others(self, mirror: Mirror) -> None:
+        """Drop what this host keeps of older checkpoints; after all ranks have spread this one."""
+        if not self._is_first:
+            return
+        try:
+            self._own.keep(mirror.name)
+            self._events.count(MEMORY, self._own.about()["used_bytes"], lane="checkpoint")
+        except StorageError as error:
+            warnings.warn(f"older checkpoints stay in memory: {error}", stacklevel=2)
+
+    def end(self) -> None:
+        """End this host's keeper; after all ranks have spread the last checkpoint."""
+        self.close()
+        if self._is_first:
+            with contextlib.suppress(NoKeeperError):  # it has ended
+                self._own.end()
+
+    def close(self) -> None:
+        """Let this host's keeper end, after its time. Safe to call twice."""
+        if self._presence is not None:
+            self._presence.close()
+
+    def _parts(self, folder: str, file: str, size: int) -> Iterator[memoryview]:
+        scratch = memoryview(bytearray(min(self._part_bytes, size)))
+        for start in range(0, size, self._part_bytes):
+            part = scratch[: size - start]
+            if self._own.read_into(folder, file, start, part) != len(part):
+                raise StorageError(f"{self._own.endpoint} has lost {file}")
+            self._rate.take(len(part))
+            yield part
+
+
+def open_replicas(run: RunContext, config: CheckpointConfig, path: str) -> Replicas | None:
+    """Begin to keep checkpoints in memory; every rank calls it. ``None``, and a warning, if it cannot be.
+
+    Keepers are started where none runs.
+
+    Args:
+        run: Of these ranks.
+        config: Options.
+        path: Of a checkpoint; those beside it have the same keepers.
+    """
+    keepers = meet(run, config, path, start=True)
+    if keepers is None:
+        return None
+    return Replicas(keepers, is_first=is_first_of_host(run), bytes_per_s=config.replica_bytes_per_s, events=run.events)
+
+
+def find_kept(run: RunContext, config: CheckpointConfig, path: str) -> Kept | None:
+    """A checkpoint in the memory of these hosts; every rank calls it, and gets the same one. Storage is not asked.
+
+    Args:
+        run: Of these ranks.
+        config: Options.
+        path: Of the checkpoint; ``last.ckpt`` takes the newest of those beside it.
+
+    Returns:
+        ``None`` on all ranks if there is none of which every rank sees all files.
+    """
+    keepers = meet(run, config, path, start=False)
+    if keepers is None:
+        return None
+    store = dist.PrefixStore(f"{keepers.token}/", run.own_store("kept"))
+    if run.rank == 0:
+        store.set("chosen", _newest(KeptFolder(keepers.all), split_path(path)[1]))
+    chosen = said(store, "chosen", run)
+    if not chosen:
+        return None
+    checkpoint: Checkpoint | None = None
+    try:
+        checkpoint = open_checkpoint(KeptFolder(keepers.all, chosen))
+    except CheckpointError as error:
+        warnings.warn(f"{path} is read from storage: {error}", stacklevel=3)
+        store.add("blind", 1)
+    if store.add("looked", 1) == run.cluster.world_size:  # the last one, and so all have said what they see
+        store.set("number blind", str(store.add("blind", 0)))
+    is_seen_by_all = said(store, "number blind", run) == "0"
+    if checkpoint is None or not is_seen_by_all:
+        return None
+    return Kept(checkpoint, attached(keepers.own) if keepers.own is not None else None)
+
+
+def _newest(root: KeptFolder, name: str) -> str:
+    """The folder of the newest whole checkpoint of a name, of any name for that of the last one; empty if none is."""
+    try:
+        found = survey(root)
+    except StorageError:
+        return ""
+    for entry in found:
+        if entry.checkpoint is not None and entry.problem is None and name in (_LAST, entry.name.rpartition("@")[0]):
+            return entry.name
+    return ""

@@ -1,0 +1,90 @@
+"""A checkpoint's folder that keeps a second one in memory: what is written to storage is written to keepers, too.
+
+The two are committed together, memory first, so that what is newest in memory is never older than storage::
+
+    every rank    its file        to the keeper of its host, then to storage
+    coordinator   the manifest    to every keeper, then to storage
+    coordinator   the marker      to every keeper, if together they have all files, then to storage
+
+A keeper that fails costs the copy, not the checkpoint: its failure is a warning, and older copies are dropped, since
+storage is about to have something newer. Storage comes last, too, because what iterates a file's bytes to their end is
+what checksums are taken from.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+
+from lightning_dist.checkpoint.keeper.folder import KeptFolder
+from lightning_dist.checkpoint.manifest import MANIFEST_FILE, MARKER_FILE, parse
+from lightning_dist.checkpoint.storage import Buffer, Folder
+from lightning_dist.errors import StorageError
+
+
+class MirroredFolder:
+    """See :class:`lightning_dist.checkpoint.storage.Folder`; read, listed and cleared in storage only.
+
+    Args:
+        storage: The checkpoint's folder.
+        memory: A folder of keepers that no other save has.
+
+    Attributes:
+        written: Files that this rank's keeper has taken.
+    """
+
+    def __init__(self, storage: Folder, memory: KeptFolder) -> None:
+        self._storage = storage
+        self._memory = memory
+        self._sizes: dict[str, int] = {}
+        self.url = storage.url
+        self.written: list[str] = []
+
+    def child(self, name: str) -> Folder:
+        """See ``Folder``; of storage."""
+        return self._storage.child(name)
+
+    def write(self, name: str, buffers: Iterable[Buffer]) -> None:
+        """See ``Folder``."""
+        if name == MANIFEST_FILE:
+            data = b"".join(buffers)
+            self._sizes = {file: entry.size for file, entry in parse(data, name).files.items()}
+            self._sizes[name] = len(data)
+            self._try(lambda: self._memory.write_everywhere(name, [data]))
+        elif name == MARKER_FILE:
+            self._try(lambda: self._commit(buffers))
+        elif self._try(lambda: self._memory.write(name, buffers)):
+            self.written.append(name)
+        self._storage.write(name, buffers)
+
+    def read_into(self, name: str, start: int, target: memoryview) -> None:
+        """See ``Folder``; from storage."""
+        self._storage.read_into(name, start, target)
+
+    def read(self, name: str) -> bytes | None:
+        """See ``Folder``; from storage."""
+        return self._storage.read(name)
+
+    def list(self) -> dict[str, int | None]:
+        """See ``Folder``; of storage."""
+        return self._storage.list()
+
+    def remove(self, name: str) -> None:
+        """See ``Folder``; from storage."""
+        self._storage.remove(name)
+
+    def _commit(self, marker: Iterable[Buffer]) -> None:
+        there = self._memory.list()
+        missing = [name for name, size in self._sizes.items() if there.get(name) != size]
+        if missing:
+            self._memory.forget_all()
+            raise StorageError(f"{self._memory.url} lacks {missing[0]}; older ones are dropped")
+        self._memory.write_everywhere(MARKER_FILE, marker)
+
+    def _try(self, action: Callable[[], object]) -> bool:
+        try:
+            action()
+        except StorageError as error:
+            warnings.warn(f"a checkpoint is not kept in memory: {error}", stacklevel=3)
+            return False
+        return True
