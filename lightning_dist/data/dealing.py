@@ -6,15 +6,15 @@ set of a step.
 
 Note [Units]
 Replicas of a host are put into units of c, the smallest number that divides the replicas of each host and leaves
-U = R / c units, U dividing L. Number g goes to unit g mod U, and in it to member (g div U) mod c. So the replica follows
-from g mod R, any run of R b numbers has b for each, and lane g mod L belongs to one unit, whose replicas share a host.
-Units of hosts take turns, so that a host's lanes are alike mod H where hosts have equally many: these lie side by side
-in the data.
+U = R / c units, U dividing L. Number g goes to unit g mod U, and in it to member (g div U) mod c. So the replica
+follows from g mod R, any run of R b numbers has b for each, and lane g mod L belongs to one unit, whose replicas share
+a host. Units of hosts take turns, so that a host's lanes are alike mod H where hosts have equally many: these lie side
+by side in the data.
 
 Note [Shared lanes]
-If there is no such c, hosts get lanes as evenly as lanes can be dealt. In each step, a host that has more samples in its
-lanes than it may take leaves what is over, from the last of its lanes, to hosts that have less: numbers are exact, but
-these lanes are read by two hosts or more.
+If there is no such c, hosts get lanes as evenly as lanes can be dealt. In each step, a host that has more samples in
+its lanes than it may take leaves what is over, from the last of its lanes, to hosts that have less: numbers are exact,
+but these lanes are read by two hosts or more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a saved position remembers of the data, so that a run that is resumed with others can be told what changed. Pure.
+"""What a saved position remembers of the data, so that a run that is resumed with others is told what changed. Pure.
 
 Of each data set: its counts, and digests of at most 256 groups of neighbouring shards. That is a few kilobytes whatever
 the data, and enough to name the shards that differ up to their group.
@@ -71,6 +71,10 @@ class DataSummary:
             group_size=group_size,
             groups=groups_of(index, group_size, len(index.shards)),
         )
+
+    def counts(self) -> dict[str, int]:
+        """What it has, by name."""
+        return {"shards": self.shards, "samples": self.samples, "bytes": self.size_bytes}
 
 
 @dataclass(frozen=True)
@@ -175,13 +179,12 @@ def _changes(old: DataSummary, new: DataSummary, index: DatasetIndex) -> list[st
         return []
     changes = list(_differences({"format": old.format}, {"format": new.format}))
     changes += [f"property {change}" for change in _differences(old.properties, new.properties)]
-    counts = [{"shards": one.shards, "samples": one.samples, "bytes": one.size_bytes} for one in (old, new)]
-    changes += _differences(*counts)
+    changes += _differences(old.counts(), new.counts())
     return changes + _changed_shards(old, index)
 
 
 def _changed_shards(old: DataSummary, index: DatasetIndex) -> list[str]:
-    """Which groups of the saved shards are not what they were; shards that were added at the end are no change of them."""
+    """Which groups of the saved shards are not what they were; what was added at the end does not change them."""
     present = groups_of(index, old.group_size, min(old.shards, len(index.shards)))
     changed = [number for number, group in enumerate(old.groups) if list(present[number : number + 1]) != [group]]
     if not changed:

@@ -11,10 +11,10 @@ for each lane, so that lanes do not take the same source all at once. From c fol
 
 How far a lane is off: a count differs from c f by less than 1. If c itself is off by E, the first half is by less than
 f E + 1, and the other likewise. The tree is Huffman's, in which no part that is split further has more than 2/3 of the
-weight of the part it comes from: its sibling is no lighter than the heavier of its halves. So E < 1 + 2/3 + 4/9 + ... = 3
-for all parts that are split, and a source is off by less than 4, with two sources by less than 1. A prefix of the order
-is a prefix in each lane, so there a source is off by less than 4 L samples, with two sources by less than L. As phases
-are unlike, most of that cancels: of 2 to 20 sources in 24 lanes, none was ever off by 9 in 48,000 samples.
+weight of the part it comes from: its sibling is no lighter than the heavier of its halves. So for all parts that are
+split E < 1 + 2/3 + 4/9 + ... = 3, and a source is off by less than 4, with two sources by less than 1. A prefix of the
+order is a prefix in each lane, so there a source is off by less than 4 L samples, with two sources by less than L. As
+phases are unlike, most of that cancels: of 2 to 20 sources in 24 lanes, none was ever off by 9 in 48,000 samples.
 """
 
 from __future__ import annotations

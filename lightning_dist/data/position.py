@@ -1,7 +1,7 @@
 """Where training is in the data: the state that is saved, and how it moves. Pure.
 
-A position counts samples that were trained on, of all replicas together, so it is the same on all ranks and means the same
-with any number of them, with another batch size, and with any number of workers.
+A position counts samples that were trained on, of all replicas together. So it is the same on all ranks, and means the
+same with any number of them, with another batch size, and with any number of workers.
 
 ::
 
@@ -23,14 +23,17 @@ batches were given                         next epoch                      goes 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lightning_dist.data.identity import DataIdentity, check_unchanged
 from lightning_dist.data.index import DatasetIndex
 from lightning_dist.data.steps import Place, Steps
 from lightning_dist.errors import ForeignDataError
+
+FIRST = Place(epoch=0, consumed=0)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Position:
         is_started: Whether one of them was since the pass was begun or resumed in this process. It is not saved.
     """
 
-    place: Place = Place(0, 0)
+    place: Place = FIRST
     done: int = 0
     is_started: bool = False
 
@@ -88,9 +91,10 @@ def from_state(state: Mapping[str, Any], identity: DataIdentity, indexes: Sequen
         ChangedDataError: They are not those that it was saved with.
         ForeignDataError: The state is something else.
     """
-    numbers = [state.get(name) if isinstance(state, Mapping) else None for name in ("epoch", "consumed", "done")]
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
-        raise ForeignDataError(f"no position of the data: epoch, consumed and done are {numbers}")
-    check_unchanged(DataIdentity.from_dict(state.get("data", {})), identity, indexes)
-    epoch, consumed, done = numbers
+    try:
+        epoch, consumed, done = (operator.index(state[name]) for name in ("epoch", "consumed", "done"))
+        saved = state["data"]
+    except (KeyError, TypeError) as error:
+        raise ForeignDataError(f"this is no position of the data: {type(error).__name__}: {error}") from error
+    check_unchanged(DataIdentity.from_dict(saved), identity, indexes)
     return Position(Place(epoch, consumed), done)

@@ -79,8 +79,7 @@ def _through(places: Words, width: Words, height: Words, words: Words) -> Words:
         shift *= width  # below 2^32 each: a size has less than 64 bits
         shift >>= _HALF  # now below the width
         low += shift
-        np.minimum(
-            low, low - width, out=low
-        )  # minus the width if it is not less: a negative number is a large one here
+        # Mod the width: what would be negative is a large number here.
+        np.minimum(low, low - width, out=low)
         high, low, width, height = low, high, height, width
     return high * width + low

@@ -1,14 +1,15 @@
 """Which samples each step of an epoch takes, and how many steps there are. Pure.
 
-All replicas have equally many steps. A step is a run of positions, so that what was taken at any time is a prefix of the
-order, and it goes on from any position: also from one that was reached with another number of replicas or another batch.
+All replicas have equally many steps. A step is a run of positions, so that what was taken at any time is a prefix of
+the order, and it goes on from any position: also from one that was reached with another number of replicas or another
+batch size.
 
 Note [Few samples left]
 At the end of an epoch there may be fewer samples than replicas, and no replica may have an empty batch. With
 ``last="short"`` they go into the step before, in which some replicas then have a sample more. Where there is no such
-step any more, because a run that was resumed with more replicas begins that near to the end, they go into the first step
-of the next epoch: its first positions are below 0, see :meth:`~lightning_dist.data.order.SampleOrder.locate`. Each sample
-is still trained on once for its epoch.
+step any more, because a run that was resumed with more replicas begins that near to the end, they go into the first
+step of the next epoch: its first positions are below 0, see
+:meth:`~lightning_dist.data.order.SampleOrder.locate`. Each sample is still trained on once for its epoch.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class ExactSteps:
         num_samples: Of an epoch.
         num_replicas: Among which a step is dealt.
         batch_size: Samples of a step, of all replicas together.
-        last: What becomes of a last batch with fewer samples: ``pad`` (filled from the start of the same epoch), ``drop``
-            (left out) or ``short`` (dealt as it is: replicas differ by one sample at most). Evaluation is ``short``.
+        last: What becomes of a last batch with fewer samples: ``pad`` (filled from the start of the same epoch),
+            ``drop`` (left out) or ``short`` (dealt as it is: replicas differ by one sample at most). Evaluation is
+            ``short``.
 
     Raises:
         ConfigError: A replica would have no samples, or no step would be left.
@@ -93,8 +95,8 @@ class ExactSteps:
         _check_batch(self.num_samples, self.num_replicas, self.batch_size)
         if self.last == "short" and self.num_samples < self.num_replicas:
             raise ConfigError(
-                f"{self.num_samples} samples are too few for {self.num_replicas} replicas, each of which needs one: use at "
-                f"most {self.num_samples} replicas, or last=pad, which repeats samples"
+                f"{self.num_samples} samples are too few for {self.num_replicas} replicas, each of which needs one: "
+                f"use at most {self.num_samples} replicas, or last=pad, which repeats samples"
             )
         if self.last == "drop" and self.num_samples < self.batch_size:
             raise ConfigError(
@@ -163,7 +165,7 @@ class EndlessSteps:
         """See :meth:`Steps.next`; there always is one."""
         return Step(consumed, consumed + self.batch_size)
 
-    def length(self, consumed: int, done: int) -> int:  # noqa: ARG002 - it is the same wherever the pass is
+    def length(self, consumed: int, done: int) -> int:
         """See :meth:`Steps.length`: whole batches of an epoch, at least one."""
         return max(1, self.num_samples // self.batch_size)
 
@@ -190,5 +192,6 @@ def _check_batch(num_samples: int, num_replicas: int, batch_size: int) -> None:
         lower, upper = batch_size // num_replicas * num_replicas, -(-batch_size // num_replicas) * num_replicas
         allowed = f"{lower} or {upper}" if lower else f"{upper}"
         raise ConfigError(
-            f"a batch of {batch_size} samples of all {num_replicas} replicas gives them different numbers: write {allowed}"
+            f"a batch of {batch_size} samples of all {num_replicas} replicas gives them different numbers: write "
+            f"{allowed}"
         )
