@@ -29,7 +29,7 @@ import numpy as np
 from lightning_dist.config.checks import check_count
 from lightning_dist.data import shuffling
 from lightning_dist.data.index import Numbers
-from lightning_dist.data.order import Located, Order, Upcoming, check_numbers
+from lightning_dist.data.order import Located, Order, check_numbers
 from lightning_dist.errors import CombinationError, ConfigError
 
 _BITS = 30
@@ -89,21 +89,6 @@ class Mixture:
             _, found.chunks[rows], found.samples[rows] = self._orders[source].locate_numbers(own_numbers[rows])
         return found
 
-    def upcoming(self, start: int, stop: int, lanes: Numbers) -> Upcoming:
-        """See :meth:`~lightning_dist.data.order.SampleOrder.upcoming`; where in a source's share is an estimate."""
-        parts = []
-        for lane in np.unique(lanes % self.lanes).tolist():
-            first, end = (-((lane - number) // self.lanes) for number in (start, stop))
-            if first >= end:
-                continue
-            pairs = zip(self._counts(first, lane), self._counts(end, lane), strict=True)
-            for order, (low, high) in zip(self._orders, pairs, strict=True):
-                if low < high:
-                    rows = order.upcoming(low * self.lanes + lane, high * self.lanes, np.array([lane]))
-                    taken = first + (rows.numbers // self.lanes - low) * (end - first) // (high - low)
-                    parts.append(rows._replace(numbers=taken * self.lanes + lane))
-        return Upcoming.merged(parts)
-
     def describe(self) -> dict[str, Any]:
         """See :meth:`~lightning_dist.data.order.SampleOrder.describe`."""
         return {
@@ -123,17 +108,6 @@ class Mixture:
             counts = np.where(second, counts - before, before)
             parts = self._tree.halves[second, parts]
         return parts, counts * self.lanes + lanes
-
-    def _counts(self, taken: int, lane: int) -> list[int]:
-        """How many samples of each source are among the first ``taken`` of a lane."""
-        counts = [0] * len(self._tree.shares)
-        counts[-1] = taken
-        for part in range(len(counts) - 1, len(self._orders) - 1, -1):
-            first, second = self._tree.halves[:, part]
-            counts[first] = int(_share_of(counts[part], self._tree.shares[part], self._phases[part, lane]))
-            counts[second] = counts[part] - counts[first]
-        return counts[: len(self._orders)]
-
 
 def _share_of(counts: Any, shares: Any, phases: Any) -> Any:
     """floor(counts * share + phase), of numbers up to 2^63 without overflow."""

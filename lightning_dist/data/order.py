@@ -13,7 +13,6 @@ epoch unless L divides N. So whoever takes a class of numbers reads one lane at 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -42,12 +41,12 @@ class OrderOptions:
 
     seed: int
     lanes: int = 24
-    shuffle_block: int = 8192
+    shuffle_block: int = 4096
     shuffle: bool = True
 
     def __post_init__(self) -> None:
         check_count("seed", self.seed, low=0, unit="(no unit)")
-        check_count("lanes", self.lanes, low=1, unit="lanes")
+        check_count("lanes", self.lanes, low=1, high=65536, unit="lanes")
         check_count("shuffle_block", self.shuffle_block, low=1, unit="samples")
         check_flags("order", self)
 
@@ -71,29 +70,6 @@ class Located(NamedTuple):
     samples: Numbers
 
 
-class Upcoming(NamedTuple):
-    """Chunks, one a row, by first use.
-
-    Attributes:
-        numbers: (chunks,) from which number of the order on each may be needed.
-        sources: (chunks,) which data set.
-        chunks: (chunks,) number of the chunk in it.
-    """
-
-    numbers: Numbers
-    sources: Numbers
-    chunks: Numbers
-
-    @classmethod
-    def merged(cls, parts: Sequence[Upcoming]) -> Upcoming:
-        """All of them by first use, each chunk once."""
-        rows = cls(*(np.concatenate(column) for column in zip(*parts, strict=True))) if parts else cls(*_no_rows())
-        by_use = np.argsort(rows.numbers, kind="stable")
-        named = np.stack([rows.sources, rows.chunks], axis=1)[by_use]
-        first = np.sort(np.unique(named, axis=0, return_index=True)[1])
-        return cls(*(column[by_use[first]] for column in rows))
-
-
 class SampleOrder(Protocol):
     """An order of samples, of one data set or of a mixture.
 
@@ -107,12 +83,6 @@ class SampleOrder(Protocol):
 
     def locate(self, epoch: int, positions: Numbers) -> Located:
         """The samples at positions; those below 0 are of the epochs before, those above of the epochs after."""
-
-    def upcoming(self, start: int, stop: int, lanes: Numbers) -> Upcoming:
-        """Chunks of the samples with a number from ``start`` to ``stop`` - 1 in these lanes, by their first use.
-
-        Blocks count whole: a chunk that a started block reaches into is listed, once.
-        """
 
     def describe(self) -> dict[str, Any]:
         """Plain values that the order depends on, besides the data."""
@@ -165,7 +135,7 @@ class Order:
     def locate_numbers(self, numbers: Numbers) -> Located:
         """The samples with these numbers; see Note [Numbers of samples]."""
         if not len(numbers):
-            return Located(*_no_rows())
+            return Located(*np.zeros((3, 0), dtype=np.int64))
         check_numbers(numbers, self.num_samples)
         epochs, positions = np.divmod(numbers, self.num_samples)
         chunks, samples = np.empty_like(positions), np.empty_like(positions)
@@ -173,19 +143,6 @@ class Order:
             rows = epochs == epoch
             chunks[rows], samples[rows] = self._in_epoch(epoch, positions[rows])
         return Located(np.full_like(chunks, self._source), chunks, samples)
-
-    def upcoming(self, start: int, stop: int, lanes: Numbers) -> Upcoming:
-        """See :meth:`SampleOrder.upcoming`."""
-        parts = []
-        while self.num_samples and start < stop:
-            epoch, first = divmod(start, self.num_samples)
-            end = min(self.num_samples, first + stop - start)
-            parts += [
-                self._read_by(epoch, first, end, int(lane))
-                for lane in np.unique((lanes - epoch * self.num_samples) % self.lanes)
-            ]
-            start += end - first
-        return Upcoming.merged(parts)
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`SampleOrder.describe`."""
@@ -213,23 +170,6 @@ class Order:
         sizes = np.minimum(self._lane_sizes[lanes] - starts, self.options.shuffle_block)
         words = shuffling.keys(base, blocks * self.lanes + lanes)
         return starts + shuffling.permuted(offsets - starts, sizes, words)
-
-    def _read_by(self, epoch: int, start: int, stop: int, lane: int) -> Upcoming:
-        """Chunks that a lane reads for the positions from ``start`` to ``stop`` - 1 of an epoch."""
-        first, end = (-((lane - position) // self.lanes) for position in (start, stop))
-        if first >= end:
-            return Upcoming(*_no_rows())
-        laid, block = self._laid(epoch), self.options.shuffle_block if self.options.shuffle else 1
-        low = first // block * block
-        high = min(-(-end // block) * block, int(self._lane_sizes[lane]))
-        line = self._lane_starts[lane]
-        place, last = np.searchsorted(laid.ends, [line + low, line + high - 1], side="right")
-        places = np.arange(place, last + 1)
-        chunks = laid.sequence[places]
-        reached = np.maximum(laid.ends[places] - self._samples[chunks] - line, low) // block * block
-        numbers = np.maximum(reached, first) * self.lanes + lane + epoch * self.num_samples
-        filled = self._samples[chunks] > 0
-        return Upcoming(numbers[filled], np.full(len(chunks), self._source)[filled], chunks[filled])
 
 
 def sections(lanes: int) -> Numbers:
@@ -262,6 +202,3 @@ def _prime_factors(number: int) -> list[int]:
         factor = factor + 1 if factor * factor <= number else number
     return factors
 
-
-def _no_rows() -> Numbers:
-    return np.zeros((3, 0), dtype=np.int64)
