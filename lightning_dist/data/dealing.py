@@ -20,12 +20,12 @@ but these lanes are read by two hosts or more.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_dist.config.checks import check_count
 from lightning_dist.data.index import Numbers
@@ -36,7 +36,7 @@ class SharedLanes(NamedTuple):
     """What lanes that do not fit the hosts cost.
 
     Attributes:
-        hosts: Those that read lanes of others.
+        hosts: Those that have fewer lanes than is their share, and so read those of others.
         write_lanes: A number of lanes near the present one with which no host would.
     """
 
@@ -80,20 +80,16 @@ class Dealing:
         residue = self._residues[replica]
         return np.arange(start + (residue - start) % self.num_replicas, stop, self.num_replicas, dtype=np.int64)
 
-    def lanes_read_by(self, host: int) -> Numbers:
-        """The lanes, classes of numbers, that replicas of a host take samples from; none if it has no replica.
-
-        Where hosts share lanes, this leaves out what rounding adds: single samples of steps that are no multiple of
-        the lanes.
-        """
-        owner, lent = self._owners == host, self._is_lent & (self._shortages.get(host, 0) > 0)
-        return np.flatnonzero(owner | lent)
-
     def shared_lanes(self) -> SharedLanes | None:
         """Which hosts read lanes of others, and the ``lanes`` to write instead; ``None`` if none does."""
         if self._units is not None:
             return None
-        hosts = tuple(host for host, missing in self._shortages.items() if missing > 0)
+        given = Counter(self._owners.tolist())
+        hosts = tuple(
+            host
+            for host, replicas in self._replicas_of.items()
+            if given[host] * self.num_replicas < self.lanes * len(replicas)
+        )
         fewest = self.num_replicas // math.gcd(*map(len, self._replicas_of.values()))
         return SharedLanes(hosts, -(-self.lanes // fewest) * fewest)
 
@@ -135,35 +131,15 @@ class Dealing:
 
     @cached_property
     def _owners(self) -> Numbers:
-        """(lanes,) the host of each; without units, that which is furthest behind its share."""
-        if self._units is not None:
-            hosts = [self.host_of_replica[replicas[0]] for replicas in self._units]
-            return np.array(hosts * (self.lanes // len(hosts)), dtype=np.int64)
-        owners: list[int] = []
-        for lane in range(1, self.lanes + 1):
-            behind = {
-                host: lane * len(replicas) - self.num_replicas * owners.count(host)
-                for host, replicas in self._replicas_of.items()
-            }
-            owners.append(max(behind, key=behind.__getitem__))
+        """(lanes,) the host of each where hosts share lanes: that which is furthest behind its share."""
+        hosts, sizes = list(self._replicas_of), np.array([len(found) for found in self._replicas_of.values()])
+        behind, owners = np.zeros(len(hosts), dtype=np.int64), []
+        for _ in range(self.lanes):
+            behind += sizes
+            furthest = int(np.argmax(behind))
+            behind[furthest] -= self.num_replicas
+            owners.append(hosts[furthest])
         return np.array(owners, dtype=np.int64)
-
-    @cached_property
-    def _shortages(self) -> dict[int, int]:
-        """What a host's lanes fall short of its share, in parts of a lane, 1 / R each; negative if they exceed it."""
-        return {
-            host: self.lanes * len(replicas) - self.num_replicas * int((self._owners == host).sum())
-            for host, replicas in self._replicas_of.items()
-        }
-
-    @cached_property
-    def _is_lent(self) -> NDArray[np.bool_]:
-        """(lanes,) which of them other hosts take samples from, too: the last of those hosts that have too many."""
-        lent = np.zeros(self.lanes, dtype=bool)
-        for host, missing in self._shortages.items():
-            over = -(missing // self.num_replicas)  # whole lanes, rounded up
-            lent[np.flatnonzero(self._owners == host)[-over:] if over > 0 else []] = True
-        return lent
 
     @cached_property
     def _host_major(self) -> _HostMajor:

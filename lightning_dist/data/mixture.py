@@ -29,7 +29,7 @@ import numpy as np
 from lightning_dist.config.checks import check_count
 from lightning_dist.data import shuffling
 from lightning_dist.data.index import Numbers
-from lightning_dist.data.order import Located, Order, check_numbers
+from lightning_dist.data.order import ALGORITHM, Located, Order, check_numbers
 from lightning_dist.errors import CombinationError, ConfigError
 
 _BITS = 30
@@ -92,6 +92,7 @@ class Mixture:
     def describe(self) -> dict[str, Any]:
         """See :meth:`~lightning_dist.data.order.SampleOrder.describe`."""
         return {
+            "algorithm": ALGORITHM,
             "weights": list(self._weights),
             "epoch_samples": self.num_samples,
             "sources": [order.describe() for order in self._orders],
@@ -108,6 +109,7 @@ class Mixture:
             counts = np.where(second, counts - before, before)
             parts = self._tree.halves[second, parts]
         return parts, counts * self.lanes + lanes
+
 
 def _share_of(counts: Any, shares: Any, phases: Any) -> Any:
     """floor(counts * share + phase), of numbers up to 2^63 without overflow."""

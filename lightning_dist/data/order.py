@@ -22,6 +22,8 @@ from lightning_dist.config.checks import check_count, check_flags
 from lightning_dist.data import shuffling
 from lightning_dist.data.index import Numbers
 
+ALGORITHM = 1
+"""Counted up with any change of the orders that this library makes: positions in others have no meaning in it."""
 EPOCHS_KEPT = 4
 """Lists of chunks that are kept: of the present epoch, the one before, and those that batches run over into."""
 
@@ -146,13 +148,13 @@ class Order:
 
     def describe(self) -> dict[str, Any]:
         """See :meth:`SampleOrder.describe`."""
-        return asdict(self.options)
+        return {"algorithm": ALGORITHM, **asdict(self.options)}
 
     def _lay(self, epoch: int) -> _Laid:
-        base = shuffling.key(self.options.seed, self._source, epoch)
+        of_chunks, of_blocks = (shuffling.key(self.options.seed, self._source, epoch, what) for what in (0, 1))
         size = len(self._samples)
-        sequence = shuffling.permutation(size, base) if self.options.shuffle else np.arange(size, dtype=np.int64)
-        return _Laid(sequence, np.cumsum(self._samples[sequence]), base)
+        sequence = shuffling.permutation(size, of_chunks) if self.options.shuffle else np.arange(size, dtype=np.int64)
+        return _Laid(sequence, np.cumsum(self._samples[sequence]), of_blocks)
 
     def _in_epoch(self, epoch: int, positions: Numbers) -> tuple[Numbers, Numbers]:
         laid = self._laid(epoch)
@@ -201,4 +203,3 @@ def _prime_factors(number: int) -> list[int]:
             number //= factor
         factor = factor + 1 if factor * factor <= number else number
     return factors
-

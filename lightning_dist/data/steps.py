@@ -6,9 +6,9 @@ batch size.
 
 Note [Few samples left]
 At the end of an epoch there may be fewer samples than replicas, and no replica may have an empty batch. With
-``last="short"`` they go into the step before, in which some replicas then have a sample more. Where there is no such
-step any more, because a run that was resumed with more replicas begins that near to the end, they go into the first
-step of the next epoch: its first positions are below 0, see
+``last_batch="short"`` they go into the step before, in which some replicas then have a sample more. Where there is no
+such step any more, because a run that was resumed with more replicas begins that near to the end, they go into the
+first step of the next epoch: its first positions are below 0, see
 :meth:`~lightning_dist.data.order.SampleOrder.locate`. Each sample is still trained on once for its epoch.
 """
 
@@ -20,10 +20,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from lightning_dist.config.checks import check_choice, check_count
+from lightning_dist.config.data import LAST_BATCHES
 from lightning_dist.data.index import Numbers
 from lightning_dist.errors import ConfigError
-
-LAST_BATCHES = ("pad", "drop", "short")
 
 
 class Step(NamedTuple):
@@ -77,7 +76,7 @@ class ExactSteps:
         num_samples: Of an epoch.
         num_replicas: Among which a step is dealt.
         batch_size: Samples of a step, of all replicas together.
-        last: What becomes of a last batch with fewer samples: ``pad`` (filled from the start of the same epoch),
+        last_batch: What becomes of a last batch with fewer samples: ``pad`` (filled from the start of the same epoch),
             ``drop`` (left out) or ``short`` (dealt as it is: replicas differ by one sample at most). Evaluation is
             ``short``.
 
@@ -88,20 +87,20 @@ class ExactSteps:
     num_samples: int
     num_replicas: int
     batch_size: int
-    last: str = "short"
+    last_batch: str = "short"
 
     def __post_init__(self) -> None:
-        check_choice("last", self.last, LAST_BATCHES)
+        check_choice("last_batch", self.last_batch, LAST_BATCHES)
         _check_batch(self.num_samples, self.num_replicas, self.batch_size)
-        if self.last == "short" and self.num_samples < self.num_replicas:
+        if self.last_batch == "short" and self.num_samples < self.num_replicas:
             raise ConfigError(
                 f"{self.num_samples} samples are too few for {self.num_replicas} replicas, each of which needs one: "
-                f"use at most {self.num_samples} replicas, or last=pad, which repeats samples"
+                f"use at most {self.num_samples} replicas, or last_batch=pad, which repeats samples"
             )
-        if self.last == "drop" and self.num_samples < self.batch_size:
+        if self.last_batch == "drop" and self.num_samples < self.batch_size:
             raise ConfigError(
                 f"{self.num_samples} samples are less than one batch of {self.batch_size} of all {self.num_replicas} "
-                "replicas, and last=drop leaves out what is less: write last=short or a smaller batch"
+                "replicas, and last_batch=drop leaves out what is less: write last_batch=short or a smaller batch"
             )
 
     def next(self, consumed: int) -> Step | None:
@@ -110,7 +109,7 @@ class ExactSteps:
         if rest < self._fewest:
             return None
         whole = Step(consumed, consumed + self.batch_size)
-        if self.last != "short" or rest == self.batch_size or rest >= self.batch_size + self.num_replicas:
+        if self.last_batch != "short" or rest == self.batch_size or rest >= self.batch_size + self.num_replicas:
             return whole
         return Step(consumed, self.num_samples)  # see Note [Few samples left]
 
@@ -128,7 +127,7 @@ class ExactSteps:
     def next_pass(self, place: Place) -> Place:
         """See :meth:`Steps.next_pass`: the next epoch."""
         rest = self.num_samples - place.consumed
-        is_over = self.last == "short" and rest < self._fewest  # see Note [Few samples left]
+        is_over = self.last_batch == "short" and rest < self._fewest  # see Note [Few samples left]
         return Place(place.epoch + 1, -rest if is_over else 0)
 
     def positions(self, taken: Numbers) -> Numbers:
@@ -138,7 +137,7 @@ class ExactSteps:
     @property
     def _fewest(self) -> int:
         """Samples that are enough for a last step."""
-        return {"pad": 1, "drop": self.batch_size, "short": self.num_replicas}[self.last]
+        return {"pad": 1, "drop": self.batch_size, "short": self.num_replicas}[self.last_batch]
 
 
 @dataclass(frozen=True, kw_only=True)
