@@ -13,7 +13,7 @@ import torch
 
 from lightning_dist.checkpoint import local_disk
 from lightning_dist.checkpoint.catalog import newest
-from lightning_dist.checkpoint.retry import Retry, may_pass
+from lightning_dist.retry import Retry, may_pass
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.errors import CheckpointError, StorageError
