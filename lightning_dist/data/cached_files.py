@@ -85,9 +85,7 @@ class CachedFiles:
             return None
         if status.st_size != chunk.size_bytes or status.st_mtime_ns != seal.mtime_ns:
             return None
-        file = CachedFile(Place(path, 0, chunk.size_bytes), str(path), seal.mtime_ns)
-        self._known[chunk.number] = file
-        return file
+        return self._found(chunk, seal.mtime_ns)
 
     def checked(self, chunk: Chunk) -> CachedFile | None:
         """The file of a chunk, if its bytes are right. The lock of the chunk is held."""
@@ -107,7 +105,7 @@ class CachedFiles:
         """Remove the file of a chunk, which is no good; whether there was one. The lock of the chunk is held."""
         return self._room.drop(self._path(chunk))
 
-    def add(self, chunk: Chunk, part: Path, crc32: int) -> None:
+    def add(self, chunk: Chunk, part: Path, crc32: int) -> CachedFile:
         """A part is whole: it becomes the file of a chunk. The lock of the chunk is held.
 
         It is not made to reach the disk: after a power cut its checksum tells whether it has.
@@ -119,6 +117,12 @@ class CachedFiles:
             mtime_ns = os.stat(part, follow_symlinks=False).st_mtime_ns  # as coarse as the file system has it
             self._seals.append(chunk.number, Seal(crc32, this_boot(), mtime_ns))
             os.rename(part, self._path(chunk))
+        return self._found(chunk, mtime_ns)
+
+    def _found(self, chunk: Chunk, mtime_ns: int) -> CachedFile:
+        path = self._path(chunk)
+        file = self._known[chunk.number] = CachedFile(Place(path, 0, chunk.size_bytes), str(path), mtime_ns)
+        return file
 
     def _path(self, chunk: Chunk) -> Path:
         return self._folder / str(chunk.number)

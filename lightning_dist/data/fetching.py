@@ -67,10 +67,12 @@ class FetchAhead:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
-            if self._ahead.pop(chunk.number, None) is None:
+            if self._next is not None and self._next.number == chunk.number:
+                self._next = None
+            elif self._ahead.pop(chunk.number, None) is None:
                 self._asked.add(chunk.number)
-            else:
-                self._changed.notify_all()
+                return
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def urgent(self) -> Iterator[None]:

@@ -2,8 +2,8 @@
 
 Note: evicted before it is open. A place is a path, and another process may remove the file before it is opened: it is
 the one used last, but only until others are. That shows as a missing file, and
-:func:`~lightning_dist.data.reading.open_chunk` then places it again. What this process has placed last is not removed in
-order to fetch ahead.
+:func:`~lightning_dist.data.reading.open_chunk` then places it again. What this process has placed last is not removed
+in order to fetch ahead.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ Count = Callable[[str, float], None]
 _PIECE_BYTES = 8 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _CLOSE_S = 30.0  # for a request that is on its way; what waits to try again ends at once
+_EXIT_S = 3.0  # the same, when the process ends
 _SPARED = 4
 
 
@@ -102,15 +103,14 @@ class HostChunks:
         self._files = self._room.on_disk(lambda: CachedFiles(self._room, self._set))
         self._ahead = FetchAhead(self._fetch_ahead, num_threads=num_threads, ahead_bytes=ahead_bytes)
         # Also at the end of a process that forgets to; it runs before threads are cut off.
-        self._at_exit = util.Finalize(None, self.close, exitpriority=1)
+        self._at_exit = util.Finalize(None, self._end, args=(_EXIT_S,), exitpriority=1)
 
     def place(self, chunk: Chunk) -> Place:
         """See :class:`~lightning_dist.data.reading.Chunks`."""
         self._ahead.asked(chunk)
         file, fetched = self._files.known(chunk.number), False
         if file is None:
-            with self._ahead.urgent():
-                file, fetched = self._obtained(chunk)
+            file, fetched = self._obtained(chunk)
         file.touch()
         self._placed.append(file.path)
         if chunk.number in self._unasked:
@@ -129,15 +129,18 @@ class HostChunks:
         Raises:
             DataCacheError: A request to storage has not ended.
         """
-        self._closing.set()
-        self._tell_waiting()
-        left = self._ahead.close(wait_s=_CLOSE_S)
+        left = self._end(_CLOSE_S)
         self._at_exit.cancel()
         if left:
             raise DataCacheError(
-                f"a request to {self._folder.url} has not ended within {_CLOSE_S:g} s, and the chunks are to be closed: "
-                "set a timeout in the storage options"
+                f"a request to {self._folder.url} has not ended {_CLOSE_S:g} s after its data were closed: set a "
+                "timeout in the storage options"
             )
+
+    def _end(self, wait_s: float) -> list[str]:
+        self._closing.set()
+        self._tell_waiting()
+        return self._ahead.close(wait_s=wait_s)
 
     def _fetch_ahead(self, chunk: Chunk) -> None:
         """In a thread: what goes wrong goes wrong again, and is told, when the chunk is asked for."""
@@ -160,7 +163,7 @@ class HostChunks:
             return file, False
         lock = self._room.lock(self._set, chunk.number)
         self._acquire(lock, chunk)
-        with self._releasing(lock):
+        with self._releasing(lock), self._ahead.urgent():
             return self._locked(chunk, is_asked=True)
 
     def _locked(self, chunk: Chunk, *, is_asked: bool) -> tuple[CachedFile, bool]:
@@ -194,16 +197,10 @@ class HostChunks:
             self._count("data.fetch_s", time.monotonic() - start_s)
         if chunk.crc32 is not None and chunk.crc32 != crc32:
             raise UnreadableShardError(
-                f"{self._named(chunk)} has the checksum {crc32:08x}, and the index says {chunk.crc32:08x}: it is damaged, "
-                "or the index is of other files"
+                f"{self._named(chunk)} has the checksum {crc32:08x}, and the index says {chunk.crc32:08x}: it is "
+                "damaged, or the index is of other files"
             )
-        self._room.on_disk(lambda: self._files.add(chunk, part, crc32))
-        file = self._files.sealed(chunk)
-        if file is None:
-            raise DataCacheError(
-                f"a file of the cache {self._room.root} changed when it had just been written; by whom?"
-            )
-        return file
+        return self._room.on_disk(lambda: self._files.add(chunk, part, crc32))
 
     def _download(self, chunk: Chunk, part: Path) -> int:
         """Write the bytes of a chunk, piece by piece; their checksum."""
@@ -235,21 +232,22 @@ class HostChunks:
             if patience.is_over(self._room.progress()):
                 raise DataCacheError(
                     f"there is no room for {self._named(chunk)}: other processes are fetching what fills the "
-                    f"{self._room.limit_bytes} bytes that the cache {self._room.root} may hold, and have got no byte for "
-                    f"{self._wait_s:g} s; allow it more"
+                    f"{self._room.limit_bytes} bytes that the cache {self._room.root} may hold, and have got no byte "
+                    f"for {self._wait_s:g} s; allow it more"
                 )
             self._pause(patience.pause_s())
 
     def _acquire(self, lock: HostLock, chunk: Chunk) -> None:
         """Get the lock of a chunk that is asked for, as soon as whoever has it lets go or is dead."""
         patience, start_s, others = _Patience(self._wait_s), time.monotonic(), False
+        part = self._room.part(self._set, chunk.number)
         while not self._room.on_disk(lock.try_acquire):
             holder = lock.holder()
             others = others or (holder is not None and holder.pid != self.pid)
-            if patience.is_over((holder, self._room.progress())):
+            if patience.is_over((holder, self._room.progress(part))):
                 raise DataCacheError(
-                    f"{self._named(chunk)} is being fetched by {holder or 'an unknown process'}, and no byte has come for "
-                    f"{self._wait_s:g} s; is it stopped? End it, and others go on"
+                    f"{self._named(chunk)} is being fetched by {holder or 'an unknown process'}, and no byte has come "
+                    f"for {self._wait_s:g} s; is it stopped? End it, and others go on"
                 )
             self._pause(patience.pause_s())
         if others:

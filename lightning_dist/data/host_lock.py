@@ -112,8 +112,8 @@ def held(path: Path, *, wait_s: float) -> Iterator[None]:
     while not lock.try_acquire():
         if time.monotonic() > end:
             raise DataCacheError(
-                f"{path} has been locked for {wait_s:g} s by {lock.holder() or 'an unknown process'}, which should hold "
-                "it for a moment; is it stopped? Continue or end it"
+                f"{path} has been locked for {wait_s:g} s by {lock.holder() or 'an unknown process'}, which should "
+                "hold it for a moment; is it stopped? Continue or end it"
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

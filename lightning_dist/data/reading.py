@@ -126,6 +126,6 @@ def open_chunk(chunks: Chunks, format: Format, chunk: Chunk, properties: Mapping
             if place.path.exists():
                 raise
     raise DataCacheError(
-        f"chunk {chunk.number} ({chunk.shard}) was removed from the cache {_TRIES} times before it could be opened: the "
-        "processes of this host need more than the cache may hold; allow it more"
+        f"chunk {chunk.number} ({chunk.shard}) was removed from the cache {_TRIES} times before it could be opened: "
+        "the processes of this host need more than the cache may hold; allow it more"
     )

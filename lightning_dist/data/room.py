@@ -11,12 +11,12 @@
     ROOT/sets/SET/seals          see :mod:`lightning_dist.data.seals`
 
 Note: the bound. A chunk that is to be fetched gets its room first: others are removed until the sum of all sizes, with
-those of all chunks being fetched, is within the limit; if what is being fetched leaves no room, it waits. So chunks never
-exceed the limit. What readers have open stays on disk until they close it, and is not counted.
+those of all chunks being fetched, is within the limit; if what is being fetched leaves no room, it waits. So chunks
+never exceed the limit. What readers have open stays on disk until they close it, and is not counted.
 
 Note: the total. It is written before bytes are added and after they are removed, so that whoever is killed in between
-leaves it too large, never too small; it is counted anew when it says that there is no room, and after a boot, as a power
-cut may lose what was written last.
+leaves it too large, never too small; it is counted anew when it says that there is no room, and after a boot, as a
+power cut may lose what was written last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lightning_dist.data.seals import this_boot
 from lightning_dist.errors import DataCacheError
 
 _MOMENT_S = 60.0  # how long anybody may hold the lock; longer is a process that is stopped
-_SPARE_SHARE = 64  # a 64th of the limit is freed beyond what is needed, so that not every fetch looks at all files
+_SPARE_SHARE = 64  # up to a 64th of the limit is freed beyond need, so that not every fetch looks at all files
 _PART, _LOCK, _FAILED, _SPARE = ".part", ".lock", ".failed", ".spare"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_BYTES = 8 << 20  # freed at once when the disk is full
@@ -89,8 +89,8 @@ class Room:
                     raise self._refused(second) from second
                 if not made_room:
                     raise DataCacheError(
-                        f"the disk of the cache {self.root} is full ({error.strerror}), and nothing of the cache is left to "
-                        "remove: make room there, or name another folder for the cache of training data"
+                        f"the disk of the cache {self.root} is full ({error.strerror}), and nothing of the cache is "
+                        "left to remove: make room there, or name another folder for the cache of training data"
                     ) from error
 
     def write(self, descriptor: int, data: bytes, start: int) -> None:
@@ -100,8 +100,11 @@ class Room:
             count = self.on_disk(functools.partial(os.pwrite, descriptor, rest, start))
             rest, start = rest[count:], start + count
 
-    def progress(self) -> object:
-        """Something that changes with each byte that anybody fetches."""
+    def progress(self, part: Path | None = None) -> object:
+        """Something that changes with each byte that comes for a part; if there is no such part yet, for any."""
+        with contextlib.suppress(OSError):
+            if part is not None:
+                return os.stat(part, follow_symlinks=False).st_mtime_ns
         seen = set()
         for entry in os.scandir(self._fetching):
             with contextlib.suppress(FileNotFoundError):
@@ -210,7 +213,7 @@ class Room:
         count = 0
         if total > goal and total - sum(file.size_bytes for file in removable) <= goal:
             for file in removable:
-                if total <= goal - self.limit_bytes // _SPARE_SHARE:
+                if total <= goal and total - file.size_bytes < goal - self.limit_bytes // _SPARE_SHARE:
                     break
                 total -= self._remove(file)
                 count += 1

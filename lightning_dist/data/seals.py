@@ -1,9 +1,9 @@
 """What is known of cached files: their checksum, and whether they are as they were when it was checked.
 
-One file of lines a data set, appended to; the last line of a chunk counts. A file is known to be good if its line is of
-this boot of the machine and names the time of its last modification: then nothing has written to it since, and no power
-cut came between. Lines of earlier boots give the checksum to check by, for indexes that have none. A line that is torn or
-wrong makes a file suspect, never good, as the time would have to be the same.
+One file of lines a data set, appended to; the last line of a chunk counts. A file is known to be good if its line is
+of this boot of the machine and names the time of its last modification: then nothing has written to it since, and no
+power cut came between. Lines of earlier boots give the checksum to check by, for indexes that have none. A line that is
+torn or wrong makes a file suspect, never good, as the time would have to be the same.
 
 Whoever appends or rewrites holds the lock of the cache; anybody reads.
 """
