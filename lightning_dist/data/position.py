@@ -51,10 +51,14 @@ class Position:
     is_started: bool = False
 
 
+def is_at_end(position: Position, steps: Steps) -> bool:
+    """Whether all steps of the pass are done."""
+    return position.done >= steps.length(position.place.consumed, position.done)
+
+
 def begun(position: Position, steps: Steps) -> Position:
     """The position once the data are iterated over from there."""
-    is_over = position.done >= steps.length(position.place.consumed, position.done)
-    if position.is_started or is_over:
+    if position.is_started or is_at_end(position, steps):
         return Position(steps.next_pass(position.place))
     return position
 
