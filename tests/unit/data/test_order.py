@@ -113,6 +113,14 @@ def test_a_lane_reads_few_chunks_at_a_time() -> None:
             assert seen == list(range(seen[0], seen[-1] + 1))
 
 
+def test_each_block_of_each_lane_is_permuted_by_itself() -> None:
+    order = Order(np.array([4 * 60]), OrderOptions(seed=0, lanes=4, shuffle_block=30))
+    samples = [epoch_of(order, epoch).samples.reshape(60, 4).T.reshape(8, 30) for epoch in (0, 1)]
+    permutations = {tuple((block - block.min()).tolist()) for blocks in samples for block in blocks}
+    assert {tuple(sorted(each)) for each in permutations} == {tuple(range(30))}
+    assert len(permutations) == 16
+
+
 def test_setting_up_does_not_grow_with_samples() -> None:
     def peak_bytes(samples_per_chunk: int) -> int:
         counts = np.full(100_000, samples_per_chunk)

@@ -201,6 +201,21 @@ def test_other_data(index: DatasetIndex, change: str) -> None:
     assert found.count("\n") == change.count("\n")
 
 
+def test_shards_that_were_added_to_a_group_that_was_not_full() -> None:
+    was, now = index_of([5] * 1001), index_of([5] * 1003)
+    assert refusal(single(now), now, saved=single(was)).endswith("- data: the first 1001 shards are what they were")
+
+
+def test_chunks_may_be_listed_in_any_order() -> None:
+    by_chance = np.random.default_rng(0).permutation(2000)
+    was = replace(WAS, **{name: getattr(WAS, name)[by_chance] for name in ("shard_of", "starts", "sizes", "samples")})
+    samples = was.samples.copy()
+    samples[np.flatnonzero(was.shard_of == 17)[0]] -= 1
+    now = replace(was, samples=samples)
+    found = refusal(single(now), now, saved=single(was))
+    assert "1 of 250 groups of shards differ in names, sizes or samples: of shards 16 to 19" in found
+
+
 def test_mixtures() -> None:
     indexes = [index_of([5] * 3), index_of([7] * 2)]
     orders = [Order(index.samples, OrderOptions(seed=1), source=source) for source, index in enumerate(indexes)]
