@@ -47,7 +47,7 @@ class OrderOptions:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        check_count("seed", self.seed, low=0, unit="(no unit)")
+        check_count("seed", self.seed, low=0, unit="(a seed)")
         check_count("lanes", self.lanes, low=1, high=65536, unit="lanes")
         check_count("shuffle_block", self.shuffle_block, low=1, unit="samples")
         check_flags("order", self)
