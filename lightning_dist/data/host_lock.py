@@ -72,8 +72,8 @@ class HostLock:
             if _is_at(self.path, descriptor):
                 self._descriptor = descriptor
                 with contextlib.suppress(OSError):  # a full disk: nobody will know who holds it
-                    os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, f"{os.getpid()} {time.time():.3f}\n".encode(), 0)
+                    # Always as long, as ext4 writes a file that was cut to disk when it is closed: a millisecond.
+                    os.pwrite(descriptor, f"{os.getpid():20d} {time.time():20.3f}\n".encode(), 0)
                 return True
             _close_listed(descriptor)
 
