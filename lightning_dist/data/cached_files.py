@@ -39,7 +39,7 @@ class CachedFile(NamedTuple):
 
     def touch(self) -> None:
         """It is used now: the access time says so to whoever makes room."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # removed meanwhile, or on a disk that is read-only by now
             os.utime(self.path, ns=(time.time_ns(), self.mtime_ns))
 
 

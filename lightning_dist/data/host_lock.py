@@ -69,6 +69,9 @@ class HostLock:
             except BlockingIOError:
                 _close_listed(descriptor)
                 return False
+            except BaseException:  # a file system without locks
+                _close_listed(descriptor)
+                raise
             if _is_at(self.path, descriptor):
                 self._descriptor = descriptor
                 with contextlib.suppress(OSError):  # a full disk: nobody will know who holds it
