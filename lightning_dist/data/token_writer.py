@@ -21,7 +21,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +67,8 @@ class TokenSettings:
                 raise ConfigError(f"{what}={getattr(self, what)!r}: must be at least one byte, e.g. 4MiB")
 
 
-class Written(NamedTuple):
+@dataclass(frozen=True)
+class Written:
     """What was written.
 
     Attributes:
@@ -126,7 +127,7 @@ def write_tokens(
     names = [_shard_name(number) for number in range(len(shards))]
     if complete is not None:
         writer.tidy(names)
-        return complete._replace(shards_kept=len(shards))
+        return replace(complete, shards_kept=len(shards))
     kept = writer.finished(names)
     executor = ThreadPoolExecutor(max_workers=workers or os.cpu_count() or 1, thread_name_prefix="hierdist-write")
 

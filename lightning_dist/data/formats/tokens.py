@@ -63,9 +63,10 @@ class TokensFormat:
         dtypes = {layout.dtype for layout in layouts.values()}
         if len(dtypes) > 1:
             raise ForeignDataError(f"{folder.url} has tokens of several types: {', '.join(sorted(dtypes))}")
+        seq_len = self.seq_len
         properties = {
             "dtype": dtypes.pop(),
-            "seq_len": self.seq_len,
+            "seq_len": seq_len,
             "chunk_bytes": self.chunk_bytes,
             "shard_tokens": [layout.tokens for layout in layouts.values()],
             "shard_starts": [layout.start for layout in layouts.values()],
@@ -74,7 +75,7 @@ class TokensFormat:
         def look(folder: ReadFolder, name: str, size_bytes: int) -> Iterable[Piece]:
             layout = layouts[name]
             item = np.dtype(DTYPES[layout.dtype]).itemsize
-            cuts = cut_windows(layout.tokens, seq_len=int(properties["seq_len"]), chunk_tokens=self.chunk_bytes // item)
+            cuts = cut_windows(layout.tokens, seq_len=seq_len, chunk_tokens=self.chunk_bytes // item)
             for cut in cuts:
                 start, size = layout.start + cut.first * item, cut.tokens * item
                 stream = ShardStream(folder, name, size, start=start)
