@@ -32,14 +32,12 @@ from lightning_dist.data.encoders import BYTES, Encoder, dtype_for, open_encoder
 from lightning_dist.data.formats.packed import PACKED_NAME, packed_index, packed_pieces
 from lightning_dist.data.formats.tokens import CHUNK_BYTES, DTYPES
 from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, index_bytes
+from lightning_dist.data.index_file import INDEX_NAME, PLAN_NAME, index_bytes
 from lightning_dist.data.output import WriteFolder, open_write_folder
 from lightning_dist.data.survey import Piece, Progress, index_of
 from lightning_dist.data.texts import Block, Document, Text, deal, documents_of, read_block
 from lightning_dist.data.windows import cut_windows
 from lightning_dist.errors import ConfigError, ForeignDataError
-
-PLAN_NAME = ".written.json"
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,6 @@ class _Writer:
             "tokenizer": self._encoder.name,
             "eos": self._encoder.eos,
             "shard_tokens": [record.tokens for record in records.values()],
-            "shard_starts": [0] * len(records),
         }
         index = index_of("tokens", {name: record.windows for name, record in records.items()}, properties)
         if index.num_samples == 0:

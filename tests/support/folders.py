@@ -76,7 +76,7 @@ def all_samples(reader: Format, folder: Path, index: DatasetIndex, *, cache: Pat
     return samples
 
 
-class EndedWriting(Exception):
+class EndedWriting(BaseException):
     """Stands for the end of a process while it writes."""
 
 

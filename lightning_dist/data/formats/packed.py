@@ -24,7 +24,7 @@ from lightning_dist.data.formats.tokens import (
     tokens_of,
 )
 from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, is_index, place_of, read_index, read_json
+from lightning_dist.data.index_file import INDEX_NAME, is_index, place_of, read_index, read_json, refuse_half_written
 from lightning_dist.data.packing import PackedRow, cut_documents, document_lengths, num_rows, pack, packed_row
 from lightning_dist.data.placed_bytes import describe
 from lightning_dist.data.reading import Place, ReadFolder
@@ -66,6 +66,7 @@ class PackedFormat:
 
     def survey(self, folder: ReadFolder, *, workers: int = 1, progress: Progress | None = None) -> DatasetIndex:
         """The index, by one pass over the tokens."""
+        refuse_half_written(folder)
         found = read_json(folder, INDEX_NAME)
         known: Mapping[str, Any] = found["properties"] if is_index(found) and found["format"] == "tokens" else {}
         seq_len = self.seq_len if self.seq_len is not None else known.get("seq_len")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from lightning_dist.data.packing import (
     IGNORED,
+    PackedRow,
     attention_mask,
     cu_seqlens,
     cut_documents,
@@ -130,6 +131,16 @@ def test_cu_seqlens_bound_documents() -> None:
     assert bounds.tolist() == [0, 2, 5, 6, 12]
     assert bounds.dtype == torch.int32
     assert longest == 6
+
+
+def test_rows_collate_to_a_batch() -> None:
+    tokens = np.arange(1, 8, dtype=np.uint8)
+    rows = [packed_row(tokens, parts, seq_len=4) for parts in pack(_of([3, 4]), seq_len=4)]
+    batch = torch.utils.data.default_collate(rows)
+    assert isinstance(batch, PackedRow)
+    assert batch.tokens.tolist() == [[1, 2, 3, 0], [4, 5, 6, 7]]
+    assert batch.targets.tolist() == [[2, 3, IGNORED, IGNORED], [5, 6, 7, IGNORED]]
+    assert batch.document_ids.tolist() == [[0, 0, 0, -1], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("lengths", [[], [5], [4, 4]])

@@ -1,6 +1,7 @@
 """Writing token shards: the same result whatever the workers, and wherever it was ended before."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from lightning_dist.data import texts
 from lightning_dist.data.encoders import ByteEncoder, FileEncoder, dtype_for, open_encoder
 from lightning_dist.data.formats.packed import PackedFormat
 from lightning_dist.data.formats.tokens import TokensFormat
+from lightning_dist.data.index_file import PLAN_NAME
 from lightning_dist.data.output import open_write_folder
 from lightning_dist.data.shards import open_read_folder
 from lightning_dist.data.texts import BLOCK_BYTES, Document, deal, documents_of, read_block
-from lightning_dist.data.token_writer import PLAN_NAME, TokenSettings, write_tokens
+from lightning_dist.data.token_writer import TokenSettings, write_tokens
 from lightning_dist.errors import ConfigError, ForeignDataError
 from tests.support.folders import EndedWriting, EndingFolder, PathFolder, all_samples, contents
 
@@ -110,11 +112,39 @@ def test_ended_at_any_operation_and_started_again(tmp_path: Path) -> None:
         assert result.shards_written == len(shards & set(again.written))
 
 
+def test_ended_inside_any_file_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the bytes of a file are on disk, and between its renaming and that of the folder's entry."""
+    write_tokens(DOCUMENTS, out=tmp_path / "whole", settings=SETTINGS, workers=1)
+    expected = contents(tmp_path / "whole")
+    sync, calls = os.fsync, 0
+
+    def ending(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == end:
+            raise EndedWriting
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", ending)
+    for end in (1, 2, 3, 4, 5, 8, 9):
+        calls = 0
+        with pytest.raises(EndedWriting):
+            write_tokens(DOCUMENTS, out=tmp_path / f"{end}", settings=SETTINGS, workers=1)
+        folder = PathFolder(tmp_path / f"{end}")
+        if PLAN_NAME in contents(tmp_path / f"{end}"):
+            with pytest.raises(ForeignDataError, match="half written: start hierdist data write again"):
+                TokensFormat().index(folder)
+            with pytest.raises(ForeignDataError, match="half written"):
+                TokensFormat(16, "uint8").survey(folder)
+        write_tokens(DOCUMENTS, out=tmp_path / f"{end}", settings=SETTINGS, workers=1)
+        assert contents(tmp_path / f"{end}") == expected
+
+
 def test_half_written_files_are_not_seen(tmp_path: Path) -> None:
     folder = open_write_folder(tmp_path)
     folder.write("a.bin", b"first")
 
-    with pytest.raises(Exception, match="cannot be written"):
+    with pytest.raises(Exception, match=r"cannot write .*a\.bin"):
         folder.write("a.bin", "no bytes")  # type: ignore[arg-type]
     assert folder.read("a.bin") == b"first"
     assert folder.read("b.bin") is None
