@@ -17,10 +17,16 @@ from lightning_dist.config.checks import parse_bytes
 from lightning_dist.data.detection import detect_format
 from lightning_dist.data.encoders import BYTES
 from lightning_dist.data.formats import FORMATS, Surveyed, make_format
-from lightning_dist.data.formats.packed import PACKED_NAME
 from lightning_dist.data.formats.tokens import CHUNK_BYTES, DTYPES
 from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, IndexElsewhere, index_bytes, is_index, read_json
+from lightning_dist.data.index_file import (
+    INDEX_NAME,
+    PACKED_NAME,
+    IndexElsewhere,
+    index_bytes,
+    is_index,
+    read_json,
+)
 from lightning_dist.data.output import open_write_folder
 from lightning_dist.data.reading import ReadFolder
 from lightning_dist.data.shards import open_read_folder

@@ -11,6 +11,8 @@ from lightning_dist.data.reading import ReadFolder
 from lightning_dist.errors import ForeignDataError
 
 INDEX_NAME = "index.json"
+PACKED_NAME = "packed.json"
+"""The index of the same shards as packed documents."""
 PLAN_NAME = ".written.json"
 """What token shards are written from; there before the index is."""
 
@@ -94,7 +96,7 @@ class IndexElsewhere:
     """
 
     def __init__(
-        self, folder: ReadFolder, index_folder: ReadFolder, *, names: tuple[str, ...] = (INDEX_NAME, "packed.json")
+        self, folder: ReadFolder, index_folder: ReadFolder, *, names: tuple[str, ...] = (INDEX_NAME, PACKED_NAME)
     ) -> None:
         self._folder = folder
         self._index_folder = index_folder

@@ -1,10 +1,12 @@
-"""Where a data set is written to: a folder on disk or at a URL, and the four operations that writing needs of it."""
+"""Where a data set is written to: a folder on disk or at a URL, and the few operations that writing needs of it."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +27,12 @@ class WriteFolder(Protocol):
     """
 
     url: str
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Within, no other process of this host writes to the folder; waits until none does.
+
+        At a URL nothing is waited for: files appear whole, and those who write the same do no harm.
+        """
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write a file; nobody sees a half of it, and it survives a power cut. What was there is replaced."""
@@ -71,8 +79,20 @@ class LocalOutput:
         self._folder = path
         self.url = url
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """See :class:`WriteFolder`. The lock is on the folder itself and goes with the process, however that ends."""
+        _do(lambda: self._folder.mkdir(parents=True, exist_ok=True), f"make {self._folder}")
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems cannot lock folders
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """See :class:`WriteFolder`. The same name is not written to by two at once."""
+        """See :class:`WriteFolder`. The same name is not written to by two at once; see :meth:`alone`."""
 
         def attempt() -> None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -142,6 +162,10 @@ class RemoteOutput:
         self._fs = file_system
         self._path = path.rstrip("/")
         self.url = url
+
+    def alone(self) -> AbstractContextManager[None]:
+        """See :class:`WriteFolder`."""
+        return contextlib.nullcontext()
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """See :class:`WriteFolder`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,10 @@ class EndingFolder:
         self.url: str = folder.url
         self.operations = 0
         self.written: list[str] = []
+
+    def alone(self) -> AbstractContextManager[None]:
+        alone: AbstractContextManager[None] = self._folder.alone()
+        return alone
 
     def _count(self) -> None:
         if self.operations == self._end_before:

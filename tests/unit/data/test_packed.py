@@ -65,6 +65,17 @@ def test_length_and_end_come_from_the_index_of_windows(tmp_path: Path) -> None:
         PackedFormat(seq_len=64).index(PathFolder(tmp_path))
 
 
+def test_tokens_that_end_no_document_are_refused(tmp_path: Path) -> None:
+    _write(tmp_path)
+    for eos, error, message in (
+        (70_000, ConfigError, "tokens here are uint16"),
+        (-1, ConfigError, "tokens here are uint16"),
+        (300, ForeignDataError, "nowhere has the token 300"),
+    ):
+        with pytest.raises(error, match=message):
+            PackedFormat(seq_len=32, eos=eos, dtype="uint16").survey(PathFolder(tmp_path))
+
+
 def test_shard_that_was_written_anew_is_found_out(tmp_path: Path) -> None:
     _write(tmp_path)
     index = _index(tmp_path)

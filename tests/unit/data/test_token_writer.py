@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -170,6 +171,16 @@ def test_complete_data_set_is_left_alone_and_others_are_refused(tmp_path: Path) 
         write_tokens(DOCUMENTS, out=tmp_path / "other", settings=SETTINGS)
 
 
+def test_two_that_write_the_same_wait_for_each_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as executor:
+        calls = [executor.submit(write_tokens, DOCUMENTS, out=tmp_path / "a", settings=SETTINGS) for _ in range(3)]
+        results = [call.result() for call in calls]
+    shards = len(results[0].index.shards)
+    assert sorted(result.shards_written for result in results) == [0, 0, shards]
+    write_tokens(DOCUMENTS, out=tmp_path / "b", settings=SETTINGS)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
 def test_changed_text_is_noticed_when_writing_goes_on(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(b"x" * 1000)
@@ -204,7 +215,7 @@ def test_settings_and_texts_that_cannot_work(tmp_path: Path) -> None:
         TokenSettings(seq_len=8, shard_size="1 furlong")
     with pytest.raises(ConfigError, match="give 9 tokens, and no shard has the 17"):
         write_tokens([b"too short"], out=tmp_path / "a", settings=TokenSettings(seq_len=16))
-    with pytest.raises(ConfigError, match="1 has the byte 0 in it"):
+    with pytest.raises(ConfigError, match="document 1 has the byte 0 in it"):
         write_tokens([b"text" * 9, b"a\0b" * 9], out=tmp_path / "b", settings=SETTINGS)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / PLAN_NAME).write_text("{")
