@@ -148,25 +148,33 @@ def _index(arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> int:
     folder = _indexed_folder(arguments)
-    name = arguments.format or detect_format(folder)
-    indexes = [make_format(name).index(folder)]
-    if arguments.format is None and name == "tokens" and read_json(folder, PACKED_NAME) is not None:
-        indexes.append(make_format("packed").index(folder))
-    _print_indexes(folder.url, *indexes)
+    _print_indexes(folder.url, *_indexes(folder, arguments))
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     folder = _indexed_folder(arguments)
-    index = make_format(arguments.format or detect_format(folder)).index(folder)
+    indexes = _indexes(folder, arguments)
     with _bar("reading") as bar:
-        bar.begin(index.size_bytes)
-        found = list(verify(folder, index, workers=arguments.workers, progress=bar.advance))
-    for damage in found:
-        print(damage.reason, file=sys.stderr)
-    compared = "as indexed" if index.crc32 is not None else "all there; the index has no checksums"
-    print(f"{folder.url}: {len(found)} of {index.num_chunks} chunks damaged" if found else f"{folder.url}: {compared}")
-    return int(bool(found))
+        bar.begin(sum(index.size_bytes for index in indexes))
+        found = [list(verify(folder, i, workers=arguments.workers, progress=bar.advance)) for i in indexes]
+    for index, damages in zip(indexes, found, strict=True):
+        for damage in damages:
+            print(damage.reason, file=sys.stderr)
+        state = "as indexed" if index.crc32 is not None else "all there; the index has no checksums"
+        if damages:
+            state = f"{len(damages)} of {index.num_chunks} chunks damaged"
+        print(f"{folder.url} ({index.format}): {state}")
+    return int(any(found))
+
+
+def _indexes(folder: ReadFolder, arguments: argparse.Namespace) -> list[DatasetIndex]:
+    """That of the format asked for; else all there are of the folder."""
+    name = arguments.format or detect_format(folder)
+    indexes = [make_format(name).index(folder)]
+    if arguments.format is None and name == "tokens" and folder.read(PACKED_NAME) is not None:
+        indexes.append(make_format("packed").index(folder))
+    return indexes
 
 
 def _refuse_foreign(target: str, file: str, arguments: argparse.Namespace) -> None:

@@ -58,6 +58,18 @@ def test_verify_names_damaged_chunks(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "chunks damaged" in found.out
 
 
+def test_verify_reads_all_indexes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = _write(tmp_path, "--eos")
+    path = out / "shard-000000.bin"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1  # in no window
+    path.write_bytes(data)
+    capsys.readouterr()
+    assert main(["data", "verify", str(out), "--format", "tokens"]) == 0
+    assert main(["data", "verify", str(out)]) == 1
+    assert "(tokens): as indexed" in capsys.readouterr().out
+
+
 def test_index_beside_the_data_or_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     data.mkdir()
