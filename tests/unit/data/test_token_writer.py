@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -139,6 +142,37 @@ def test_ended_inside_any_file_and_started_again(tmp_path: Path, monkeypatch: py
                 TokensFormat(16, "uint8").survey(folder)
         write_tokens(DOCUMENTS, out=tmp_path / f"{end}", settings=SETTINGS, workers=1)
         assert contents(tmp_path / f"{end}") == expected
+
+
+KILLED = """
+import os, signal, sys
+from lightning_dist import TokenSettings, write_tokens
+
+write, calls = os.fsync, 0
+
+def killing(descriptor):
+    global calls
+    calls += 1
+    if calls == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(descriptor)
+
+os.fsync = killing
+documents = [bytes([65 + number]) * (37 * number % 90) for number in range(26)]
+settings = TokenSettings(seq_len=16, eos=True, shard_size=200, chunk_size=64)
+write_tokens(documents, out=sys.argv[1], settings=settings, workers=2)
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("call", [1, 6, 13])
+def test_killed_and_started_again(call: int, tmp_path: Path) -> None:
+    """By the kernel; the tests above do the same by an exception."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "a"), str(call)], timeout=100)
+    assert killed.returncode == -signal.SIGKILL
+    write_tokens(DOCUMENTS, out=tmp_path / "a", settings=SETTINGS)
+    write_tokens(DOCUMENTS, out=tmp_path / "b", settings=SETTINGS)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_half_written_files_are_not_seen(tmp_path: Path) -> None:
