@@ -22,6 +22,7 @@
     │   └── StateMismatchError            it does not fit the state that it is loaded into
     ├── DataError (RuntimeError)          training data cannot be read, or are not what is expected
     │   ├── UnreadableShardError          a shard is missing, torn or damaged, or storage refused it for good
+    │   ├── DataCacheError                the cache on this host cannot hold what is read, or cannot be used
     │   ├── ForeignDataError              no format of this library, or a package that it needs is missing
     │   └── ChangedDataError              the data or their order are not those that the state was saved with
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
@@ -123,6 +124,10 @@ class DataError(HierDistError, RuntimeError):
 
 class UnreadableShardError(DataError):
     """A shard is missing, torn or damaged, or storage refused it for good."""
+
+
+class DataCacheError(DataError):
+    """The cache of training data on this host cannot hold what is read, or cannot be used."""
 
 
 class ForeignDataError(DataError):

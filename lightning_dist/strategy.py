@@ -347,7 +347,8 @@ class HierDistStrategy(StateStrategy):
             return self._mode.evaluate(step, *args, **kwargs)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Make training loaders end on all ranks at once."""
+        """Tell loaders of streamed data who reads, and make training loaders end on all ranks at once."""
+        dataloader = super().process_dataloader(dataloader)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
         policy = self.parallel_config.uneven_inputs
         if trainer is None or not trainer.training or self._agreement is None or policy == "off":

@@ -1,6 +1,7 @@
 """The only place where a config becomes objects that talk to other ranks."""
 
 from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver, to_read
+from lightning_dist.build.data import replicas_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -23,7 +24,6 @@ from lightning_dist.build.shards import describe_shards, open_shard_links, shard
 from lightning_dist.build.stage_shards import open_stage_shard_links, shard_stages
 from lightning_dist.build.tensor import (
     average_parts,
-    data_part,
     describe_split,
     open_tensor_links,
     place_ranks,
@@ -38,7 +38,6 @@ __all__ = [
     "average_parts",
     "average_stages",
     "cut_into_stages",
-    "data_part",
     "describe",
     "describe_boundaries",
     "describe_shards",
@@ -58,6 +57,7 @@ __all__ = [
     "open_tensor_links",
     "pipeline_size",
     "place_ranks",
+    "replicas_of",
     "shard_model",
     "shard_stages",
     "split_module",

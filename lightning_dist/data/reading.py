@@ -3,8 +3,10 @@
 The calls, in their order, in one process::
 
     index = format.index(folder)                  # once; a file, or what the files themselves say
-    place = chunks.place(index.chunk(number))     # fetched first if it is not on this host; blocks
-    opened = format.open(place, chunk, index.properties)
+    chunk = index.chunk(number)
+    opened = open_chunk(chunks, format, chunk, index.properties)
+        place = chunks.place(chunk)               # fetched first if it is not on this host; blocks
+        format.open(place, chunk, index.properties)
     opened.sample(i); opened.sample(j); ...       # any order, any thread
     opened.close()
 """
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from lightning_dist.data.index import Chunk, DatasetIndex
+from lightning_dist.errors import DataCacheError
+
+_TRIES = 20
 
 
 class Place(NamedTuple):
@@ -104,3 +109,23 @@ class Format(Protocol):
         Raises:
             UnreadableShardError: Its bytes are not in this format.
         """
+
+
+def open_chunk(chunks: Chunks, format: Format, chunk: Chunk, properties: Mapping[str, Any]) -> OpenChunk:  # noqa: A002 - its name everywhere
+    """Place a chunk and open it; again, if another process removed it from the cache in between.
+
+    Raises:
+        UnreadableShardError: It cannot be fetched, or its bytes are not in this format.
+        DataCacheError: The cache cannot hold it, or not long enough to open it.
+    """
+    for _ in range(_TRIES):
+        place = chunks.place(chunk)
+        try:
+            return format.open(place, chunk, properties)
+        except Exception:
+            if place.path.exists():
+                raise
+    raise DataCacheError(
+        f"chunk {chunk.number} ({chunk.shard}) was removed from the cache {_TRIES} times before it could be opened: "
+        "the processes of this host need more than the cache may hold; allow it more"
+    )

@@ -16,11 +16,11 @@ pytest.importorskip("moto", reason="moto, the S3 server of these tests, is not i
 
 from lightning_dist import AsyncShardedCheckpoint
 from lightning_dist.checkpoint import catalog, leases
-from lightning_dist.checkpoint.retry import Retry
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.cli import main
 from lightning_dist.errors import StorageError
+from lightning_dist.retry import Retry
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.support.ranks import RankPool

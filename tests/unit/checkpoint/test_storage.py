@@ -13,10 +13,10 @@ import torch
 
 from lightning_dist.checkpoint import local_disk
 from lightning_dist.checkpoint.catalog import newest
-from lightning_dist.checkpoint.retry import Retry, may_pass
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.errors import CheckpointError, StorageError
+from lightning_dist.retry import Retry, may_pass
 from tests.support.saves import save_by_ranks
 
 
