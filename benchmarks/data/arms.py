@@ -73,7 +73,7 @@ class Arm(NamedTuple):
 
 
 def _hierdist(place: Place, workers: int, readers: str = "threads") -> Batches:
-    from lightning_dist.config.data import DataConfig
+    from lightning_dist.config import DataConfig
     from lightning_dist.data.loader import ShardedLoader
     from lightning_dist.data.replicas import Replicas
 
