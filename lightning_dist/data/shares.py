@@ -47,7 +47,7 @@ class ReplicaShare:
         return None if positions is None else self.order.locate(place.epoch, positions)
 
     def positions(self, place: Place) -> Numbers | None:
-        """Where they stand in the order of the place's epoch; as in :meth:`~lightning_dist.data.order.SampleOrder.locate`."""
+        """Their positions in the epoch of the place, as the order locates them."""
         step = self.steps.next(place.consumed)
         if step is None:
             return None
