@@ -7,6 +7,7 @@ ahead does not count. The state is the same on all ranks and fits any number of 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,9 @@ WAIT = "data.wait"
 reading took, and how many batches are ``ready`` after it."""
 SKIPPED = "data.skipped"
 """Name of a counter: samples whose place others took, since they could not be read."""
+
+_STEPS_AT_ONCE = 64  # whose samples are found at once: that takes little longer than for one
+_MOST_OPEN = 256  # chunks; each may take a file descriptor
 
 _STATE_KEY = "lightning_dist.data"
 _STATE_VERSION = 1
@@ -133,10 +137,18 @@ class ShardedLoader:
             is_run = dist.is_available() and dist.is_initialized()
             replicas = of_launcher(dist.get_world_size() if is_run else 1, dist.get_rank() if is_run else 0, os.environ)
         order = self._make_order()
-        for source in self._sources:  # as many as this rank's lanes reach into, twice: blocks run over
-            source.keep_open = 2 * -(-order.lanes // replicas.count) + 2
+        lanes = order.lanes // math.gcd(order.lanes, replicas.count)
+        for source in self._sources:
+            source.keep_open = self._chunks_at_once(source, lanes)
         dealing = Dealing(replicas.host_of, order.lanes)
         return ReplicaShare(order, self._make_steps(order, replicas.count), dealing, replicas.own)
+
+    def _chunks_at_once(self, source: Source, lanes: int) -> int:
+        """How many of a source's chunks are read by turns: in each of its lanes, those that a block reaches into."""
+        index = source.index
+        block = self.config.shuffle_block if self.config.shuffle and self.role == "train" else 1
+        reached = -(-block * index.num_chunks // max(1, index.num_samples)) + 1
+        return max(2, min(lanes * reached, _MOST_OPEN // len(self._sources)))
 
     def _make_order(self) -> SampleOrder:
         config, role = self.config, self.role
@@ -337,10 +349,12 @@ def _plans(share: ReplicaShare, position: Position, *, is_endless: bool) -> Iter
     """Of the batches from a position on; to the end of its pass, or beyond."""
     while True:
         while not is_at_end(position, share.steps):
-            located = share.at(position.place)
-            assert located is not None, "not at the end"
-            yield BatchPlan(position.done, position.place.epoch, *located)
-            position = given(position, share.steps)
+            run = []
+            while len(run) < _STEPS_AT_ONCE and not is_at_end(position, share.steps):
+                run.append(position)
+                position = given(position, share.steps)
+            for each, located in zip(run, share.each([each.place for each in run]), strict=True):
+                yield BatchPlan(each.done, each.place.epoch, *located)
         if not is_endless:
             return
         position = begun(position, share.steps)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from lightning_dist.data.dealing import Dealing
 from lightning_dist.data.index import Numbers
@@ -25,6 +28,18 @@ class ReplicaShare:
     steps: Steps
     dealing: Dealing
     replica: int
+
+    def each(self, places: Sequence[Place]) -> list[Located]:
+        """Its samples of the steps at several places, none of them the end of an epoch; much faster than one by one."""
+        first = places[0].epoch
+        found = []
+        for place in places:
+            positions = self.positions(place)
+            assert positions is not None, "not the end"
+            found.append(positions + (place.epoch - first) * self.order.num_samples)
+        located = self.order.locate(first, np.concatenate(found))
+        ends = np.cumsum([len(positions) for positions in found])[:-1]
+        return [Located(*columns) for columns in zip(*(np.split(column, ends) for column in located), strict=True)]
 
     def at(self, place: Place) -> Located | None:
         """Its samples of the step at a place; ``None`` at the end of an epoch."""
