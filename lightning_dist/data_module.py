@@ -12,6 +12,7 @@ from lightning_dist.config import DataConfig, from_mapping
 from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.replicas import of_nodes
 from lightning_dist.errors import ConfigError
+from lightning_dist.resuming import attach
 
 
 class ShardedDataModule(pl.LightningDataModule):
@@ -105,5 +106,6 @@ class ShardedDataModule(pl.LightningDataModule):
         if trainer is not None:
             part = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
             loader.place(of_nodes(part["num_replicas"], part["rank"], trainer.num_nodes))
+            attach(trainer)
         self._loaders.append(loader)
         return loader

@@ -45,6 +45,7 @@ from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
+from lightning_dist.resuming import take_up
 from lightning_dist.state_strategy import StateStrategy
 from lightning_dist.stopping import StopTogether, detach
 
@@ -273,6 +274,11 @@ class HierDistStrategy(StateStrategy):
         """Keep gradients local inside, as under accumulation."""
         with self._mode.no_sync() if self._mode is not None else contextlib.nullcontext():
             yield
+
+    def on_train_start(self) -> None:
+        """Streamed data go on where the checkpoint was saved, if there is one."""
+        assert self.lightning_module is not None
+        take_up(self.lightning_module.trainer)
 
     def on_train_end(self) -> None:
         """Let the mode know."""

@@ -2,9 +2,10 @@
 
 Note [Random numbers while reading]
     What a transform draws follows from the seed and the sample, not from who reads it when: a transform that takes a
-    second argument gets a generator made for its sample. A transform that draws from Python's, numpy's or torch's own
-    generators finds them set by seed, epoch, batch and replica if it runs in a process of its own or in the training
-    process, whose states are put back afterwards. In threads these generators are shared: nothing can be promised.
+    second argument gets a generator made for its sample, another one each time the sample comes. It is the same with
+    any number of ranks. What draws from Python's, numpy's or torch's own generators finds them set by seed, step and
+    replica if it runs in a process of its own or in the training process, whose states are put back afterwards. In
+    threads these generators are shared: nothing can be promised.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class BatchPlan(NamedTuple):
     """What a batch of one replica consists of.
 
     Attributes:
-        number: Of the batch in its pass.
-        epoch: Of the pass.
+        start: Number of its step's first sample, whoever takes it; see Note [Numbers of samples] in order.
+        numbers: (batch,) of its samples.
         sources: (batch,) which source each sample is from.
         chunks: (batch,) chunk in that source.
         samples: (batch,) sample in that chunk.
     """
 
-    number: int
-    epoch: int
+    start: int
+    numbers: Numbers
     sources: Numbers
     chunks: Numbers
     samples: Numbers
@@ -88,7 +89,8 @@ class BatchReader:
         seed: Of random numbers.
         replica: Which one reads.
         skips: Whether others take the place of samples that cannot be read; else that is an error.
-        is_alone: Whether no other thread reads in this process.
+        seeds: Whether to set the random generators of Python, numpy and torch for each batch; only where no other
+            thread of the process reads or draws meanwhile.
     """
 
     sources: Sequence[SampleSource]
@@ -97,7 +99,7 @@ class BatchReader:
     seed: int
     replica: int
     skips: bool
-    is_alone: bool
+    seeds: bool
 
     def __post_init__(self) -> None:
         self._draws = self.transform is not None and _takes_generator(self.transform)
@@ -118,8 +120,8 @@ class BatchReader:
     def _samples(self, plan: BatchPlan) -> tuple[list[Any], int]:
         found: list[Any] = []
         failed: list[int] = []
-        places = zip(plan.sources.tolist(), plan.chunks.tolist(), plan.samples.tolist(), strict=True)
-        for position, (source, chunk, sample) in enumerate(places):
+        places = zip(*(column.tolist() for column in plan[1:]), strict=True)
+        for position, (number, source, chunk, sample) in enumerate(places):
             try:
                 value = self.sources[source].read(chunk, sample)
             except UnreadableShardError as error:
@@ -130,7 +132,7 @@ class BatchReader:
                 found.append(None)
                 continue
             if self.transform is not None:
-                value = self._transformed(value, (plan.epoch, source, chunk, sample))
+                value = self._transformed(value, number)
             found.append(value)
         if failed:
             self._replace(found, failed, failure)
@@ -149,19 +151,19 @@ class BatchReader:
             found[position] = readable[turn % len(readable)]
         self._last = readable[-1]
 
-    def _transformed(self, value: Any, key: tuple[int, ...]) -> Any:
+    def _transformed(self, value: Any, number: int) -> Any:
         assert self.transform is not None
         if not self._draws:
             return self.transform(value)
-        return self.transform(value, np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, *key)))))
+        return self.transform(value, np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, number)))))
 
     @contextlib.contextmanager
     def _random_state(self, plan: BatchPlan) -> Iterator[None]:
-        if self.transform is None or self._draws or not self.is_alone:
+        if not self.seeds:
             yield
             return
         kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        key = np.random.SeedSequence((self.seed, plan.epoch, plan.number, self.replica)).generate_state(2, np.uint64)
+        key = np.random.SeedSequence((self.seed, plan.start, self.replica)).generate_state(2, np.uint64)
         random.seed(int(key[0]))
         np.random.seed(int(key[1]) % 2**32)
         torch.default_generator.manual_seed(int(key[0]) % 2**63)  # not that of devices

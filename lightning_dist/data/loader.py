@@ -9,27 +9,26 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import default_collate
 
 from lightning_dist.config import DataConfig
-from lightning_dist.data.ahead import ChunkKey, looked_ahead
-from lightning_dist.data.batches import BatchPlan, BatchReader, ReadBatch
+from lightning_dist.data.batches import BatchReader, ReadBatch
 from lightning_dist.data.cache import CacheOptions
 from lightning_dist.data.dealing import Dealing
 from lightning_dist.data.identity import DataIdentity, DataSummary
 from lightning_dist.data.mixture import Mixture
-from lightning_dist.data.nodes import Reading
 from lightning_dist.data.order import Order, OrderOptions, SampleOrder
-from lightning_dist.data.position import Position, begun, from_state, given, is_at_end, to_state
+from lightning_dist.data.position import Position, begun, done, from_state, given, is_at_end, to_state
 from lightning_dist.data.replicas import Replicas, of_launcher
+from lightning_dist.data.running import Running
 from lightning_dist.data.shares import ReplicaShare
 from lightning_dist.data.source import Source
 from lightning_dist.data.steps import EndlessSteps, ExactSteps, Steps
@@ -44,11 +43,11 @@ reading took, and how many batches are ``ready`` after it."""
 SKIPPED = "data.skipped"
 """Name of a counter: samples whose place others took, since they could not be read."""
 
-_STEPS_AT_ONCE = 64  # whose samples are found at once: that takes little longer than for one
 _MOST_OPEN = 256  # chunks; each may take a file descriptor
 
 _STATE_KEY = "lightning_dist.data"
 _STATE_VERSION = 1
+_MOST_IN_HAND = 16
 
 
 class ShardedLoader:
@@ -94,7 +93,12 @@ class ShardedLoader:
         self._identity: DataIdentity | None = None
         self._position = Position()
         self._unread: Mapping[str, Any] | None = None  # a state that was loaded before the data were opened
-        self._running: _Running | None = None
+        self._before: deque[Position] = deque(maxlen=_MOST_IN_HAND)  # of each batch given last, where it begins
+        self._in_hand: Callable[[], int] = _none
+        self._told_epoch = 0
+        self._is_fresh = True
+        self._iteration: object = None
+        self._running: Running | None = None
         cache = self.config.cache_dir
         for source in self._sources:
             source.cache = CacheOptions(
@@ -173,37 +177,70 @@ class ShardedLoader:
             num_replicas=num_replicas,
             batch_size=total,
             last_batch=self.config.last_batch if trains else "short",
+            repeats=not trains,
         )
 
     # -- where training is --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training is: after the last batch that was given."""
+        """Where training is: after the last batch that was trained on."""
         if self._unread is not None:
             return dict(self._unread)
-        return {_STATE_KEY: _STATE_VERSION, **to_state(self._position, self._identify())}
+        return {_STATE_KEY: _STATE_VERSION, **to_state(self.trained, self._identify())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there with the next ``iter()``.
+        """Go on from there with the next batch.
 
         Raises:
-            ChangedDataError: The data or their order are not those that the state was saved with.
-            ForeignDataError: The state is another loader's.
+            ForeignDataError: The state is another loader's. That the data have changed is found when they are opened.
         """
         if state.get(_STATE_KEY) != _STATE_VERSION:
             raise ForeignDataError(
                 f"this is the state of another loader, or of another version of this one: it has {sorted(state)[:8]}"
             )
         self.close()
-        self._unread = state
+        self._unread, self._is_fresh, self._iteration = state, False, None
+        self._before.clear()
 
     @property
     def position(self) -> Position:
-        """Epoch and samples that were given, of all ranks together."""
+        """Epoch and samples that were given, of all ranks together.
+
+        Raises:
+            ChangedDataError: The data or their order are not those that a loaded state was saved with.
+        """
         if self._unread is not None:
-            state, self._unread = self._unread, None
-            self._position = from_state(state, self._identify(), [source.index for source in self._sources])
+            self._position = from_state(self._unread, self._identify(), [source.index for source in self._sources])
+            self._unread = None
         return self._position
+
+    @property
+    def trained(self) -> Position:
+        """The position without the batches that whoever took them has not trained on."""
+        position, in_hand = self.position, self._in_hand()
+        return self._before[-in_hand] if 0 < in_hand <= len(self._before) else position
+
+    @property
+    def done(self) -> int:
+        """Batches of the present epoch that were trained on, counted as if all had the present size."""
+        return done(self.trained, self.share.steps)
+
+    def hold_back(self, in_hand: Callable[[], int]) -> None:
+        """Say how many of the batches given last were not trained on, whenever the state is asked for."""
+        self._in_hand = in_hand
+
+    def skip_rest(self) -> None:
+        """The present epoch is over, whatever is left of it; the next batch is of the next one."""
+        self._position = replace(self.position, is_started=True)
+
+    @property
+    def batch_sampler(self) -> Any:
+        """Has this loader as its ``sampler``: Lightning tells that in which epoch training is."""
+        return SimpleNamespace(sampler=self)  # not `self.sampler`, which Lightning would replace with another
+
+    def set_epoch(self, epoch: int) -> None:
+        """Training is in this epoch; a loader that has given no batch and loaded no state begins there."""
+        self._told_epoch = epoch
 
     def _identify(self) -> DataIdentity:
         if self._identity is None:
@@ -214,30 +251,47 @@ class ShardedLoader:
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Batches of the present epoch, those that were given before it was resumed included."""
-        position = self.position
-        return self.share.steps.length(position.place.consumed, position.done)
+        """Batches of an epoch; those that were done before it was resumed included."""
+        return self.share.steps.length
 
     def __iter__(self) -> Iterator[Any]:
-        self._position = begun(self.position, self.share.steps)
-        return self._batches()
+        """Batches from where training is to the end of the epoch, or of the next one if some were given of this one.
 
-    def _batches(self) -> Iterator[Any]:
-        """Batches from the present position to the end of the pass."""
-        running, is_over = self._take_up(), False
+        Nothing is read, and no place taken, before the first batch is asked for.
+        """
+        iteration, running, is_over = object(), None, False
         try:
-            while not is_at_end(self._position, self.share.steps):
-                asked_ns = self._events.clock_ns()
-                read = running.next()
-                self._position = given(self._position, self.share.steps)
-                self._note(read, asked_ns, running)
-                yield read.batch
+            steps = self.share.steps
+            self._position, self._iteration = self._begun(), iteration
+            running = self._take_up()
+            while not is_at_end(self._position, steps):
+                yield self._next(running)
+                if self._iteration is not iteration:
+                    raise ConfigError(
+                        "this loader is iterated over once more, or was given a state, before the end of its epoch: "
+                        "make a loader for each iteration that goes on at the same time"
+                    )
             is_over = True
         finally:
-            if self._running is running and not (is_over and self.config.persistent):
+            if running is not None and self._running is running and not (is_over and self.config.persistent):
                 self.close()
 
-    def _take_up(self) -> _Running:
+    def _next(self, running: Running) -> Any:
+        """The next batch. Nothing here refers to it any more once it is given."""
+        asked_ns = self._events.clock_ns()
+        read = running.next()
+        self._before.append(self._position)
+        self._position, self._is_fresh = given(self._position, self.share.steps), False
+        self._note(read, asked_ns, running)
+        return read.batch
+
+    def _begun(self) -> Position:
+        steps = self.share.steps
+        if self._is_fresh and self._told_epoch and self.role == "train":
+            return Position(steps.start_of(self._told_epoch))
+        return begun(self.position, steps)
+
+    def _take_up(self) -> Running:
         """Workers that read from the present position on; those there are, if that is where they are."""
         running = self._running
         if running is None or not running.is_at(self._position):
@@ -245,9 +299,13 @@ class ShardedLoader:
             running = self._running = self._start()
         return running
 
-    def _start(self) -> _Running:
+    def _start(self) -> Running:
         config = self.config
-        processes = config.workers > 0 and config.readers == "processes"
+        runs_users_code = (
+            self._transform is not None
+            or self._collate is not default_collate
+            or any(source.is_mapped for source in self._sources)
+        )
         reader = BatchReader(
             self._sources,
             transform=self._transform,
@@ -255,17 +313,11 @@ class ShardedLoader:
             seed=config.seed,
             replica=self.share.replica,
             skips=config.on_unreadable == "skip",
-            is_alone=processes or not config.workers,
+            seeds=runs_users_code and (config.readers == "processes" or not config.workers),
         )
-        plans = looked_ahead(
-            _plans(self.share, self._position, is_endless=config.persistent),
-            size_of=partial(_size_of, self._sources),
-            ahead_bytes=config.fetch_ahead_bytes,
-            expect=partial(_expect, self._sources),
-        )
-        return _Running(self.share.steps, self._position, plans, reader, config)
+        return Running(self.share, self._position, reader, self._sources, config)
 
-    def _note(self, read: ReadBatch, asked_ns: int, running: _Running) -> None:
+    def _note(self, read: ReadBatch, asked_ns: int, running: Running) -> None:
         events = self._events
         ready: dict[str, Any] = {} if running.ready is None else {"ready": running.ready}
         events.span(WAIT, asked_ns, samples=read.size, read_s=read.read_s, **ready)
@@ -288,93 +340,17 @@ class ShardedLoader:
             self.close()
 
 
-class _Running:
-    """Workers that read the batches from a position on.
-
-    Attributes:
-        position: Of the batch that comes next.
-    """
-
-    def __init__(
-        self, steps: Steps, position: Position, plans: Iterator[BatchPlan], reader: BatchReader, config: DataConfig
-    ) -> None:
-        self.position = replace(position, is_started=False)
-        self._steps = steps
-        self._finished = 0
-        self._given = 0
-        self._lock = threading.Lock()
-        self._reader = reader
-        self._counts_ready = not (config.workers and config.readers == "processes")
-        self._reading: Reading[ReadBatch] = Reading(
-            plans,
-            self._read if self._counts_ready else reader,
-            workers=config.workers,
-            processes=config.readers == "processes",
-            prefetch=config.prefetch,
-            pin_memory=config.pin_memory,
-            timeout_s=config.timeout_s,
-        )
-
-    def is_at(self, position: Position) -> bool:
-        """Whether the batch of a position comes next, also if that is the first of the next pass."""
-        here = begun(self.position, self._steps) if is_at_end(self.position, self._steps) else self.position
-        return (here.place, here.done) == (position.place, position.done)
-
-    @property
-    def ready(self) -> int | None:
-        """Batches that are read and were not given yet; ``None`` if other processes have them."""
-        return self._finished - self._given if self._counts_ready else None
-
-    def next(self) -> ReadBatch:
-        """The next batch."""
-        if is_at_end(self.position, self._steps):  # the workers have gone on to the next pass
-            self.position = begun(self.position, self._steps)
-        read = next(self._reading)
-        self._given += 1
-        self.position = replace(given(self.position, self._steps), is_started=False)
-        return read
-
-    def close(self) -> None:
-        """End them."""
-        self._reading.close()
-
-    def _read(self, plan: BatchPlan) -> ReadBatch:
-        read = self._reader(plan)
-        with self._lock:
-            self._finished += 1
-        return read
-
-
-def _plans(share: ReplicaShare, position: Position, *, is_endless: bool) -> Iterator[BatchPlan]:
-    """Of the batches from a position on; to the end of its pass, or beyond."""
-    while True:
-        while not is_at_end(position, share.steps):
-            run = []
-            while len(run) < _STEPS_AT_ONCE and not is_at_end(position, share.steps):
-                run.append(position)
-                position = given(position, share.steps)
-            for each, located in zip(run, share.each([each.place for each in run]), strict=True):
-                yield BatchPlan(each.done, each.place.epoch, *located)
-        if not is_endless:
-            return
-        position = begun(position, share.steps)
-
-
-# Not methods: workers that refer to the loader would keep it from being collected, and so go on for ever.
-def _size_of(sources: Sequence[Source], key: ChunkKey) -> int:
-    source, chunk = key
-    return int(sources[source].index.sizes[chunk])
-
-
-def _expect(sources: Sequence[Source], keys: list[ChunkKey]) -> None:
-    for number, source in enumerate(sources):
-        source.expect([chunk for key, chunk in keys if key == number])
+def _none() -> int:
+    return 0
 
 
 def _sources_of(data: Any) -> list[Source]:
     """The sources of what a user gives."""
-    several = data if isinstance(data, list | tuple) and any(isinstance(each, Source) for each in data) else [data]
-    sources = [each if isinstance(each, Source) else Source(each) for each in several]
-    if not sources:
-        raise ConfigError("no data were given")
-    return sources
+    is_list = isinstance(data, list | tuple)
+    if is_list and data and all(isinstance(each, str | os.PathLike) for each in data):
+        raise ConfigError(
+            f"a list of names may be of folders or be samples: write [Source({os.fspath(data[0])!r}), ...] for folders, "
+            "and give samples as a data set"
+        )
+    several = data if is_list and any(isinstance(each, Source) for each in data) else [data]
+    return [each if isinstance(each, Source) else Source(each) for each in several]

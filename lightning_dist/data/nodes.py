@@ -44,16 +44,20 @@ class Reading(Iterator[Batch]):
         timeout_s: float,
     ) -> None:
         pins = pin_memory and torch.cuda.is_available()
+        self._nodes: list[Any] = []
         self._iterator: Iterator[Batch] | None
         if workers and processes:
             self._iterator = _by_processes(plans, read, workers, prefetch, pins, timeout_s)
             return
         node: BaseNode[Any] = _Plans(plans)
         node = ParallelMapper(node, read, num_workers=workers, method="thread", snapshot_frequency=0)
+        self._nodes.append(node)
         if workers and prefetch > 2:  # a mapper has two for each thread
             node = Prefetcher(node, (prefetch - 2) * workers, snapshot_frequency=0)
+            self._nodes.append(node)
         if pins:
             node = PinMemory(node, snapshot_frequency=0)
+            self._nodes.append(node)
         self._iterator = node
 
     def __next__(self) -> Batch:
@@ -66,7 +70,16 @@ class Reading(Iterator[Batch]):
         iterator, self._iterator = self._iterator, None
         if shutdown := getattr(iterator, "_shutdown_workers", None):  # a DataLoader's; it has no public name
             shutdown()
-        del iterator  # threads of nodes end with the last reference
+        while self._nodes:  # threads of nodes end with the last reference, which the traceback of an error may hold
+            _end(self._nodes.pop())
+
+
+def _end(node: Any) -> None:
+    """End the threads of a node; it has no public name for that."""
+    while node is not None:
+        if shutdown := getattr(node, "_shutdown", None):
+            shutdown()
+        node = vars(node).get("_it")
 
 
 class _Plans(BaseNode[Any]):  # type: ignore[misc]  # torchdata has no types
@@ -118,5 +131,6 @@ def _by_processes(
         pin_memory=pins,
         collate_fn=_as_it_is,
         timeout=timeout_s,
+        generator=torch.Generator(),  # else it draws from that of training
     )
     return iter(loader)

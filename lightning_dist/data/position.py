@@ -5,12 +5,13 @@ same with any number of them, with another batch size, and with any number of wo
 
 ::
 
-    position = begun(position, steps)              # iter(loader)
-    while (step := steps.next(position.place.consumed)) is not None:
+    position = begun(position, steps)              # the first batch is asked for
+    while not is_at_end(position, steps):
+        step = steps.next(position.place.consumed)
         ...                                        # the batch of this step is given
         position = given(position, steps)
 
-``begun`` may come again at any time, as Lightning does before training and after it has cut an epoch short:
+``begun`` may come again at any time, as it does after an epoch was cut short:
 
 =========================================  ==============================  ==============================
 when                                       exact epochs                    endless
@@ -42,18 +43,23 @@ class Position:
 
     Attributes:
         place: Epoch and samples.
-        done: Steps of the present pass.
-        is_started: Whether one of them was since the pass was begun or resumed in this process. It is not saved.
+        taken: Samples that the present pass has taken.
+        is_started: Whether it took some since it was begun or resumed in this process. It is not saved.
     """
 
     place: Place = FIRST
-    done: int = 0
+    taken: int = 0
     is_started: bool = False
 
 
 def is_at_end(position: Position, steps: Steps) -> bool:
     """Whether all steps of the pass are done."""
-    return position.done >= steps.length(position.place.consumed, position.done)
+    return done(position, steps) >= steps.length
+
+
+def done(position: Position, steps: Steps) -> int:
+    """Steps of the pass that count as done."""
+    return steps.done(position.place, position.taken)
 
 
 def begun(position: Position, steps: Steps) -> Position:
@@ -65,7 +71,9 @@ def begun(position: Position, steps: Steps) -> Position:
 
 def given(position: Position, steps: Steps) -> Position:
     """The position once the step there is done."""
-    return Position(steps.after(position.place), position.done + 1, is_started=True)
+    step = steps.next(position.place.consumed)
+    assert step is not None, "not at the end"
+    return Position(steps.after(position.place), position.taken + step.stop - step.start, is_started=True)
 
 
 def to_state(position: Position, identity: DataIdentity) -> dict[str, Any]:
@@ -78,7 +86,7 @@ def to_state(position: Position, identity: DataIdentity) -> dict[str, Any]:
     return {
         "epoch": position.place.epoch,
         "consumed": position.place.consumed,
-        "done": position.done,
+        "taken": position.taken,
         "data": identity.to_dict(),
     }
 
@@ -96,9 +104,9 @@ def from_state(state: Mapping[str, Any], identity: DataIdentity, indexes: Sequen
         ForeignDataError: The state is something else.
     """
     try:
-        epoch, consumed, done = (operator.index(state[name]) for name in ("epoch", "consumed", "done"))
+        epoch, consumed, taken = (operator.index(state[name]) for name in ("epoch", "consumed", "taken"))
         saved = state["data"]
     except (KeyError, TypeError) as error:
         raise ForeignDataError(f"this is no position of the data: {type(error).__name__}: {error}") from error
     check_unchanged(DataIdentity.from_dict(saved), identity, indexes)
-    return Position(Place(epoch, consumed), done)
+    return Position(Place(epoch, consumed), taken)

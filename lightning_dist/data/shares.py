@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,20 @@ from lightning_dist.data.dealing import Dealing
 from lightning_dist.data.index import Numbers
 from lightning_dist.data.order import Located, SampleOrder
 from lightning_dist.data.steps import Place, Steps
+
+
+class Taken(NamedTuple):
+    """What one replica takes in a step. Numbers are those of Note [Numbers of samples] in order.
+
+    Attributes:
+        start: Number of the step's first sample, whoever takes it.
+        numbers: (samples,) of the replica's.
+        located: Where these are.
+    """
+
+    start: int
+    numbers: Numbers
+    located: Located
 
 
 @dataclass(frozen=True)
@@ -29,22 +44,22 @@ class ReplicaShare:
     dealing: Dealing
     replica: int
 
-    def each(self, places: Sequence[Place]) -> list[Located]:
+    def each(self, places: Sequence[Place]) -> list[Taken]:
         """Its samples of the steps at several places, none of them the end of an epoch; much faster than one by one."""
-        first = places[0].epoch
-        found = []
+        numbers = []
         for place in places:
             positions = self.positions(place)
             assert positions is not None, "not the end"
-            found.append(positions + (place.epoch - first) * self.order.num_samples)
-        located = self.order.locate(first, np.concatenate(found))
-        ends = np.cumsum([len(positions) for positions in found])[:-1]
-        return [Located(*columns) for columns in zip(*(np.split(column, ends) for column in located), strict=True)]
+            numbers.append(place.epoch * self.order.num_samples + positions)
+        located = self.order.locate(0, np.concatenate(numbers))
+        ends = np.cumsum([len(own) for own in numbers])[:-1]
+        rows = [Located(*columns) for columns in zip(*(np.split(column, ends) for column in located), strict=True)]
+        starts = [place.epoch * self.order.num_samples + place.consumed for place in places]
+        return [Taken(*each) for each in zip(starts, numbers, rows, strict=True)]
 
-    def at(self, place: Place) -> Located | None:
+    def at(self, place: Place) -> Taken | None:
         """Its samples of the step at a place; ``None`` at the end of an epoch."""
-        positions = self.positions(place)
-        return None if positions is None else self.order.locate(place.epoch, positions)
+        return None if self.steps.next(place.consumed) is None else self.each([place])[0]
 
     def positions(self, place: Place) -> Numbers | None:
         """Their positions in the epoch of the place, as the order locates them."""

@@ -65,6 +65,11 @@ class Source:
         """For messages: its URL, or the type of the data set."""
         return self._url if self._url is not None else str(self.index.properties["type"])
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it is a map-style data set, whose code is the user's."""
+        return isinstance(self._given_format, MappedFormat)
+
     @cached_property
     def format(self) -> Format:
         """How its files hold samples."""

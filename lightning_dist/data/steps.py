@@ -8,8 +8,14 @@ Note [Few samples left]
 At the end of an epoch there may be fewer samples than replicas, and no replica may have an empty batch. With
 ``last_batch="short"`` they go into the step before, in which some replicas then have a sample more. Where there is no
 such step any more, because a run that was resumed with more replicas begins that near to the end, they go into the
-first step of the next epoch: its first positions are below 0, see
-:meth:`~lightning_dist.data.order.SampleOrder.locate`. Each sample is still trained on once for its epoch.
+first step of the next epoch on top of its own samples: its first positions are below 0, see
+:meth:`~lightning_dist.data.order.SampleOrder.locate`. Each sample is still trained on once for its epoch, and all
+epochs have equally many steps.
+
+Note [Steps of a pass]
+A pass is what Lightning calls an epoch. The number of its steps does not depend on where it was resumed: those that are
+done are counted in the present batch size, as the whole number less those that are left. So what was asked for the
+number before the pass was resumed, or after, was told the same.
 """
 
 from __future__ import annotations
@@ -55,14 +61,26 @@ class Steps(Protocol):
     def next(self, consumed: int) -> Step | None:
         """The step at a position; ``None`` at the end of the epoch."""
 
-    def length(self, consumed: int, done: int) -> int:
-        """Number of steps of a pass that is at a position after ``done`` steps."""
+    @property
+    def length(self) -> int:
+        """Number of steps of a pass."""
+
+    def done(self, place: Place, taken: int) -> int:
+        """Steps of a pass that count as done; see Note [Steps of a pass].
+
+        Args:
+            place: Where the next one begins.
+            taken: Samples that the pass has taken.
+        """
 
     def after(self, place: Place) -> Place:
         """Where the next step begins."""
 
     def next_pass(self, place: Place) -> Place:
         """Where the pass after the one at a place begins."""
+
+    def start_of(self, number: int) -> Place:
+        """Where a pass begins that ``number`` whole ones went before."""
 
     def positions(self, taken: Numbers) -> Numbers:
         """Positions for :meth:`~lightning_dist.data.order.SampleOrder.locate`, of those that a step has."""
@@ -79,6 +97,7 @@ class ExactSteps:
         last_batch: What becomes of a last batch with fewer samples: ``pad`` (filled from the start of the same epoch),
             ``drop`` (left out) or ``short`` (dealt as it is: replicas differ by one sample at most). Evaluation is
             ``short``.
+        repeats: Whether all passes are the same one, as in evaluation.
 
     Raises:
         ConfigError: A replica would have no samples, or no step would be left.
@@ -88,6 +107,7 @@ class ExactSteps:
     num_replicas: int
     batch_size: int
     last_batch: str = "short"
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         check_choice("last_batch", self.last_batch, LAST_BATCHES)
@@ -105,18 +125,23 @@ class ExactSteps:
 
     def next(self, consumed: int) -> Step | None:
         """See :meth:`Steps.next`."""
-        rest = self.num_samples - consumed
+        start = max(consumed, 0)  # those before it come on top; see Note [Few samples left]
+        rest = self.num_samples - start
         if rest < self._fewest:
             return None
-        whole = Step(consumed, consumed + self.batch_size)
+        whole = Step(consumed, start + self.batch_size)
         if self.last_batch != "short" or rest == self.batch_size or rest >= self.batch_size + self.num_replicas:
             return whole
         return Step(consumed, self.num_samples)  # see Note [Few samples left]
 
-    def length(self, consumed: int, done: int) -> int:
+    @property
+    def length(self) -> int:
         """See :meth:`Steps.length`."""
-        whole, rest = divmod(self.num_samples - consumed, self.batch_size)
-        return done + whole + (rest >= self._fewest)
+        return self._left(0)
+
+    def done(self, place: Place, taken: int) -> int:
+        """See :meth:`Steps.done`."""
+        return self.length - self._left(place.consumed)
 
     def after(self, place: Place) -> Place:
         """See :meth:`Steps.after`; after the last step all samples count as done, dropped ones too."""
@@ -126,13 +151,24 @@ class ExactSteps:
 
     def next_pass(self, place: Place) -> Place:
         """See :meth:`Steps.next_pass`: the next epoch."""
+        if self.repeats:
+            return Place(0, 0)
         rest = self.num_samples - place.consumed
         is_over = self.last_batch == "short" and rest < self._fewest  # see Note [Few samples left]
         return Place(place.epoch + 1, -rest if is_over else 0)
 
+    def start_of(self, number: int) -> Place:
+        """See :meth:`Steps.start_of`."""
+        return Place(number, 0)
+
     def positions(self, taken: Numbers) -> Numbers:
         """See :meth:`Steps.positions`."""
         return np.where(taken >= self.num_samples, taken % self.num_samples, taken)
+
+    def _left(self, consumed: int) -> int:
+        """Steps from a position to the end of the epoch."""
+        whole, rest = divmod(self.num_samples - max(consumed, 0), self.batch_size)
+        return whole + (rest >= self._fewest)
 
     @property
     def _fewest(self) -> int:
@@ -164,9 +200,14 @@ class EndlessSteps:
         """See :meth:`Steps.next`; there always is one."""
         return Step(consumed, consumed + self.batch_size)
 
-    def length(self, consumed: int, done: int) -> int:
+    @property
+    def length(self) -> int:
         """See :meth:`Steps.length`: whole batches of an epoch, at least one."""
         return max(1, self.num_samples // self.batch_size)
+
+    def done(self, place: Place, taken: int) -> int:
+        """See :meth:`Steps.done`."""
+        return min(taken // self.batch_size, self.length)
 
     def after(self, place: Place) -> Place:
         """See :meth:`Steps.after`."""
@@ -176,6 +217,10 @@ class EndlessSteps:
     def next_pass(self, place: Place) -> Place:
         """See :meth:`Steps.next_pass`: it goes on where it is."""
         return place
+
+    def start_of(self, number: int) -> Place:
+        """See :meth:`Steps.start_of`."""
+        return Place(*divmod(number * self.length * self.batch_size, self.num_samples))
 
     def positions(self, taken: Numbers) -> Numbers:
         """See :meth:`Steps.positions`."""

@@ -13,7 +13,7 @@ def _plans(*chunks: list[int]) -> list[BatchPlan]:
         return np.asarray(values, dtype=np.int64)
 
     return [
-        BatchPlan(number, 0, column([0] * len(each)), column(each), column([0] * len(each)))
+        BatchPlan(number, column(each), column([0] * len(each)), column(each), column([0] * len(each)))
         for number, each in enumerate(chunks)
     ]
 
@@ -27,7 +27,7 @@ def test_a_plan_comes_after_what_it_needs_was_told() -> None:
     )
     for plan in ahead:
         assert set(plan.chunks.tolist()) <= set(told[-1])
-        seen.append(plan.number)
+        seen.append(plan.start)
     assert seen == [0, 1, 2, 3]
     assert told == [[3, 1, 2], [1, 2, 5]]  # in the order of first use; not again for what has only gone
 
@@ -54,5 +54,5 @@ def test_without_reading_ahead_each_plan_is_told_alone() -> None:
     ahead = looked_ahead(
         _plans([1], [2], []), size_of=lambda key: 10, ahead_bytes=0, expect=lambda keys: told.append(len(keys))
     )
-    assert [plan.number for plan in ahead] == [0, 1, 2]
+    assert [plan.start for plan in ahead] == [0, 1, 2]
     assert told == [1, 1]

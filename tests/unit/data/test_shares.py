@@ -20,7 +20,9 @@ def test_samples_of_several_steps_are_those_of_each(last_batch: str | None, lane
     places = [Place(4, 0)]
     while len(places) < 15 and steps.next(steps.after(places[-1]).consumed) is not None:
         places.append(steps.after(places[-1]))
-    for place, located in zip(places, share.each(places), strict=True):
-        alone = share.at(place)
-        assert alone is not None
-        assert [column.tolist() for column in located] == [column.tolist() for column in alone]
+    for place, taken in zip(places, share.each(places), strict=True):
+        positions = share.positions(place)
+        assert positions is not None
+        assert taken.numbers.tolist() == (positions + place.epoch * order.num_samples).tolist()
+        alone = order.locate(place.epoch, positions)
+        assert [column.tolist() for column in taken.located] == [column.tolist() for column in alone]

@@ -51,7 +51,7 @@ def test_short_takes_each_sample_once_and_leaves_no_replica_empty(
     steps = exact(num_samples, replicas, per_replica)
     place, seen, count = Place(2, 0), [], 0
     while steps.next(place.consumed) is not None:
-        found = [share.at(place) for share in shares(steps, hosts=hosts)]
+        found = [taken and taken.located for share in shares(steps, hosts=hosts) for taken in [share.at(place)]]
         batches = [located.chunks.tolist() for located in found if located is not None]
         assert len(batches) == replicas
         lengths = [len(batch) for batch in batches]
@@ -146,7 +146,7 @@ def test_endless_goes_across_epochs(replicas: int, per_replica: int, num_samples
     place, seen = Place(1, num_samples // 2), []
     first = num_samples + num_samples // 2
     for _ in range(count):
-        batches = [located.chunks.tolist() for share in shares(steps) if (located := share.at(place)) is not None]
+        batches = [taken.located.chunks.tolist() for share in shares(steps) if (taken := share.at(place)) is not None]
         assert [len(batch) for batch in batches] == [per_replica] * replicas
         seen.append(sorted(sample for batch in batches for sample in batch))
         place = steps.after(place)
@@ -162,7 +162,7 @@ def test_endless_goes_across_epochs(replicas: int, per_replica: int, num_samples
 
 def test_evaluation_has_no_padding() -> None:
     steps = exact(5, 2, 2)
-    taken = [[share.at(Place(0, 0))] for share in shares(steps, lanes=1)]
+    taken = [[each and each.located] for share in shares(steps, lanes=1) for each in [share.at(Place(0, 0))]]
     assert [[len(located.chunks) for located in each if located is not None] for each in taken] == [[3], [2]]
     assert steps.length(0, 0) == 1
     assert walked(exact(10, 2, 2), Place(0, 0)) == [Step(0, 4), Step(4, 8), Step(8, 10)]
