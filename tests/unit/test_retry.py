@@ -1,4 +1,4 @@
-"""Trying again: what may pass is tried again with longer waits; what does not is said, as the kind of error asked for."""
+"""Trying again: what may pass is tried again with longer waits; what does not is said."""
 
 from __future__ import annotations
 
