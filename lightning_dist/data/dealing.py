@@ -6,10 +6,10 @@ set of a step.
 
 Note [Units]
 Replicas of a host are put into units of d, the greatest common divisor of the hosts' numbers of replicas: U = R / d
-units. Where U divides L, number g goes to unit g mod U, and in it to member (g div U) mod d. So the replica follows from
-g mod R, any run of R b numbers has b for each, and lane g mod L belongs to one unit, whose replicas share a host; where
-R divides L, to one replica. Units of hosts take turns, so that a host's lanes are alike mod H where hosts have equally
-many: these lie side by side in the data.
+units. Where U divides L, number g goes to unit g mod U, and in it to member (g div U) mod d. So the replica follows
+from g mod R, any run of R b numbers has b for each, and lane g mod L belongs to one unit, whose replicas share a host;
+where R divides L, to one replica. Units of hosts take turns, so that a host's lanes are alike mod H where hosts have
+equally many: these lie side by side in the data.
 
 Note [Shared lanes]
 If U does not divide L, hosts get lanes as evenly as lanes can be dealt. In each step, a host that has more samples in
