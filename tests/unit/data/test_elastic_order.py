@@ -46,7 +46,7 @@ class Run:
             unsaved += [(position.place.epoch, each) for each in taken if each is not None]
             position = given(position, steps)
             if draw.random() < 0.2 or kill_after is None:
-                self._saved = Position(position.place, position.done)
+                self._saved = Position(position.place, position.taken)
                 self.trained += unsaved
                 unsaved = []
             kill_after = None if kill_after is None else kill_after - 1

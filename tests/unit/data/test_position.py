@@ -13,7 +13,7 @@ from lightning_dist.data.identity import MOST_GROUPS, DataIdentity, DataSummary
 from lightning_dist.data.index import DatasetIndex
 from lightning_dist.data.mixture import Mixture
 from lightning_dist.data.order import Order, OrderOptions, SampleOrder
-from lightning_dist.data.position import Position, begun, from_state, given, to_state
+from lightning_dist.data.position import Position, begun, done, from_state, given, to_state
 from lightning_dist.data.steps import EndlessSteps, ExactSteps, Place, Steps
 from lightning_dist.errors import ChangedDataError, ForeignDataError
 
@@ -26,8 +26,8 @@ def endless() -> EndlessSteps:
     return EndlessSteps(num_samples=10, num_replicas=1, batch_size=4)
 
 
-def at(epoch: int, consumed: int, done: int = 0) -> Position:
-    return Position(Place(epoch, consumed), done)
+def at(epoch: int, consumed: int, taken: int = 0) -> Position:
+    return Position(Place(epoch, consumed), taken)
 
 
 def saved_and_loaded(position: Position) -> Position:
@@ -45,21 +45,23 @@ def after(steps: Steps, position: Position, count: int) -> Position:
 
 @pytest.mark.parametrize("steps", [exact(), exact("drop"), exact("pad"), endless()])
 def test_iterating_twice_before_a_batch_changes_nothing(steps: Steps) -> None:
-    for position in (Position(), at(3, 4, 1), at(2, -2)):
+    for position in (Position(), at(3, 4, 4), at(2, -2)):
         assert begun(begun(position, steps), steps) == position
     loaded = saved_and_loaded(after(steps, Position(), 1))
-    assert begun(begun(loaded, steps), steps) == at(0, 4, 1)
+    assert begun(begun(loaded, steps), steps) == at(0, 4, 4)
 
 
 @pytest.mark.parametrize(("last_batch", "count"), [("short", 3), ("pad", 3), ("drop", 2)])
 def test_an_exact_epoch_and_the_next(last_batch: str, count: int) -> None:
     steps = exact(last_batch)
     position = after(steps, begun(Position(), steps), count)
-    assert position == Position(Place(0, 10), count, is_started=True)  # also what was dropped is done
+    taken = {"short": 10, "pad": 12, "drop": 8}[last_batch]
+    assert position == Position(Place(0, 10), taken, is_started=True)  # also what was dropped is done
+    assert done(position, steps) == count
     assert steps.next(position.place.consumed) is None
     assert begun(position, steps) == at(1, 0)
     loaded = saved_and_loaded(position)
-    assert loaded == at(0, 10, count)
+    assert loaded == at(0, 10, taken)
     assert begun(loaded, steps) == at(1, 0)
     assert begun(loaded, exact(last_batch, batch=1)) == at(1, 0)
 
@@ -70,7 +72,7 @@ def test_an_exact_epoch_that_is_cut_short() -> None:
     assert position.place == Place(0, 8)
     assert begun(position, steps) == at(1, 0)
     loaded = saved_and_loaded(position)
-    assert begun(loaded, steps) == at(0, 8, 2)
+    assert begun(loaded, steps) == at(0, 8, 8)
     assert begun(after(steps, begun(loaded, steps), 1), steps) == at(1, 0)
 
 
@@ -78,7 +80,7 @@ def test_endless_goes_on_whenever_it_is_begun() -> None:
     steps = endless()  # passes of two steps
     position = after(steps, begun(Position(), steps), 1)
     assert begun(position, steps) == at(0, 4)
-    assert begun(saved_and_loaded(position), steps) == at(0, 4, 1)
+    assert begun(saved_and_loaded(position), steps) == at(0, 4, 4)
     position = after(steps, position, 1)
     assert begun(position, steps) == at(0, 8)
     assert begun(saved_and_loaded(position), steps) == at(0, 8)
@@ -87,14 +89,14 @@ def test_endless_goes_on_whenever_it_is_begun() -> None:
 
 def test_what_is_left_for_more_replicas_than_samples() -> None:
     loaded = saved_and_loaded(after(exact(), Position(), 2))
-    assert begun(loaded, exact(replicas=2)) == at(0, 8, 2)
+    assert begun(loaded, exact(replicas=2)) == at(0, 8, 8)
     assert begun(loaded, exact(replicas=4)) == at(1, -2)
     assert begun(saved_and_loaded(at(1, -2)), exact()) == at(1, -2)
 
 
-def test_the_length_of_a_pass_counts_what_was_done_at_another_size() -> None:
-    position = after(exact(), Position(), 1)
-    assert exact(batch=2).length(position.place.consumed, position.done) == 1 + 3
+def test_what_was_done_at_another_size_counts_as_steps_of_the_present_one() -> None:
+    position, steps = after(exact(), Position(), 1), exact(batch=2)
+    assert (done(position, steps), steps.length) == (2, 5)
 
 
 def index_of(samples: list[int], **changes: Any) -> DatasetIndex:
