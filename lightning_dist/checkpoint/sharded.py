@@ -119,12 +119,12 @@ def open_checkpoint(
 
     def open_with_host(relay: HostRelay) -> Checkpoint | None:
         data: bytes | None = None
-        failure: CheckpointError | None = None
+        failure: Exception | None = None
         if relay.index == 0:
             try:
                 data = catalog.read_manifest_file(folder)
                 catalog.check_sizes(Checkpoint(folder, catalog.parse_manifest(folder, data)))
-            except CheckpointError as error:
+            except Exception as error:  # raised once the others know that nothing comes
                 data, failure = None, error
         data = relayed(relay, 0, data)
         relay.settle()
