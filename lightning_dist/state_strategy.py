@@ -124,7 +124,9 @@ class StateStrategy(RankStrategy):
         loaded = self._load_from_memory(path)
         if loaded is not None:
             return loaded
-        if not checkpoints.is_sharded(path):
+        with self._naming_failures("looking for a checkpoint"):
+            is_sharded = self._is_sharded(path)
+        if not is_sharded:
             return super().load_checkpoint(checkpoint_path, weights_only)
         with self._naming_failures("loading a checkpoint"), self._reading_with_host() as relay:
             return self._load_sharded(sharded.open_checkpoint(open_folder(path), relay=relay), relay)
@@ -154,8 +156,20 @@ class StateStrategy(RankStrategy):
         held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
         return checkpoints.load(checkpoint, held, self.global_rank, self.world_size, stored_at=stored_at, relay=relay)
 
+    def _is_sharded(self, path: str) -> bool:
+        """Alike on all ranks."""
+        said = [int(checkpoints.is_sharded(path))]
+        if self._agreement is not None:
+            said = self._agreement.exchange(said[0])
+        if len(set(said)) > 1:
+            seeing = ", ".join(str(rank) for rank, is_there in enumerate(said) if is_there)
+            raise CheckpointError(
+                f"of {len(said)} ranks only {seeing} see a sharded checkpoint at {path}. Do all see the same storage?"
+            )
+        return bool(said[0])
+
     def _reading_with_host(self) -> contextlib.AbstractContextManager[HostRelay | None]:
-        return build.open_host_reading(self._run, self.sync_config)
+        return build.open_host_reading(self._run, self.sync_config, self._agreement)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, once the one that is being written is there."""

@@ -40,7 +40,7 @@ def shard_and_describe(context: RankContext) -> tuple[list[float], list[float], 
 def relay_and_describe(context: RankContext) -> tuple[list[bytes], str]:
     run = open_run(context)
     try:
-        with build.open_host_reading(run, SyncConfig(timeout_s=20.0)) as relay:
+        with build.open_host_reading(run, SyncConfig(timeout_s=20.0), None) as relay:
             assert relay is not None
             return exchanged(relay, bytes([context.rank]) * 1000), type(relay).__name__
     finally:
