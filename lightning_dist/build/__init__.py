@@ -8,6 +8,7 @@ from lightning_dist.build.gradients import (
     open_sparse_all_reduce,
     wrap_data_parallel,
 )
+from lightning_dist.build.host_reading import open_host_reading
 from lightning_dist.build.pipeline import (
     average_stages,
     cut_into_stages,
@@ -48,6 +49,7 @@ __all__ = [
     "open_agreement",
     "open_checkpoint_saver",
     "open_gradient_all_reduce",
+    "open_host_reading",
     "open_recomputation",
     "open_run",
     "open_shard_links",
