@@ -14,6 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -24,6 +25,8 @@ from torch import Tensor
 
 from lightning_dist import build
 from lightning_dist.checkpoint import catalog, sharded, whole
+from lightning_dist.checkpoint.archive import write_archive
+from lightning_dist.checkpoint.export import Exported
 from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
@@ -34,6 +37,7 @@ from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, Te
 from lightning_dist.parallel.tensor import keep_list_options
 
 _MODEL, _OPTIMIZER, _REST, _RANK = "model/", "optimizer/", "lightning", "rank/"
+_FOR_RESUMING = ("optimizer_states", "lr_schedulers", "callbacks")
 _LOADERS = ("loops", "fit_loop", "state_dict", "combined_loader")
 OPENED = "hierdist_opened"
 """Key of a loaded dictionary under which the rest is still to be read."""
@@ -173,15 +177,51 @@ def load_whole(path: str, *, weights_only: bool = False) -> dict[str, Any]:
         path: Folder or URL.
         weights_only: Leave out the states of optimizers.
     """
-    folder = open_folder(path)
-    opened = catalog.open_checkpoint(folder)
+    opened = catalog.open_checkpoint(open_folder(path))
+    indices = [] if weights_only else _optimizers_of(opened.manifest)
+    state = whole.read_all(opened, _names_of(opened.manifest, indices))
+    return _dictionary_of(opened.manifest, state, indices)
+
+
+def export(opened: catalog.Checkpoint, output: Path, *, weights_only: bool = False) -> Exported:
+    """Write Lightning's file of a sharded checkpoint, block by block; no other process takes part.
+
+    Args:
+        opened: A committed checkpoint.
+        output: Written at once or not at all; replaced if it is there.
+        weights_only: As ``save_weights_only`` of Lightning's callback: without what only resuming needs.
+
+    Raises:
+        CheckpointError: It was not saved by a Trainer, or bytes are damaged.
+    """
     manifest = opened.manifest
+    if _REST not in manifest.objects:
+        raise CheckpointError(
+            f"{opened.folder.url} was not saved by a Trainer; of its tensors, {', '.join(manifest.tensor_names[:4])}, "
+            "those whose names begin alike can be written: --prefix ..."
+        )
     indices = [] if weights_only else _optimizers_of(manifest)
+    names = _names_of(manifest, indices)
+    checkpoint = _dictionary_of(manifest, whole.read_later(opened, names), indices)
+    if weights_only:
+        for key in _FOR_RESUMING:
+            checkpoint.pop(key, None)
+    with whole.replaced(output) as partial:
+        write_archive(checkpoint, partial)
+    stored = [name for name in names if name in manifest.tensors]
+    tied = {name: target for name, target in manifest.aliases.items() if name.startswith(_MODEL)}
+    return Exported(tuple(stored), tied, sum(manifest.tensors[name].size_bytes for name in stored))
+
+
+def _names_of(manifest: Manifest, indices: Iterable[int]) -> list[str]:
     names = [_REST, *(name for name in manifest.tensor_names if name.startswith(_MODEL))]
     for index in indices:
         prefix = f"{_OPTIMIZER}{index}/"
         names += [name for name in (*manifest.tensors, *manifest.objects) if name.startswith(prefix)]
-    state = whole.read_all(opened, names)
+    return names
+
+
+def _dictionary_of(manifest: Manifest, state: Mapping[str, Any], indices: list[int]) -> dict[str, Any]:
     checkpoint: dict[str, Any] = state[_REST]["checkpoint"]
     weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
     checkpoint["state_dict"] = {**_tied(manifest, weights), **state[_REST]["state_dict"]}
@@ -312,7 +352,7 @@ def _targets(prefix: str, to_fill: Iterable[TensorToFill]) -> dict[str, Held]:
     return {each.name: build.to_read(each) for each in wanted}
 
 
-def _tied(manifest: Manifest, filled: dict[str, Tensor]) -> dict[str, Tensor]:
+def _tied(manifest: Manifest, filled: dict[str, Any]) -> dict[str, Any]:
     aliases = {
         name.removeprefix(_MODEL): target.removeprefix(_MODEL)
         for name, target in manifest.aliases.items()
