@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from lightning_dist.checkpoint import catalog
-from lightning_dist.checkpoint.storage import open_folder
+from lightning_dist.checkpoint.save_ids import save_id_of
+from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.checkpoint.whole import read_all
 from lightning_dist.errors import HierDistError
 from tests.distributed.lightning_runs import (
@@ -61,7 +62,7 @@ class SaveOverAndOver(pl.Callback):
     def __init__(self, folder: Path, began: int) -> None:
         self.folder = folder
         self.began = began
-        self.started: list[int] = []
+        self.started: list[tuple[str, int]] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_step and any(bool((value != trainer.global_step).any()) for value in _values(trainer)):
@@ -77,8 +78,8 @@ class SaveOverAndOver(pl.Callback):
             trainer.save_checkpoint(self.folder / name)
             if self.started and trainer.is_global_zero:  # the one before is committed, or this had raised
                 with open(self.folder / "committed", "a") as file:
-                    file.write(f"{self.started[-1]}\n")
-            self.started.append(step)
+                    file.write("{} {}\n".format(*self.started[-1]))
+            self.started.append((name, step))
         trainer.strategy.remove_checkpoint(self.folder / f"step={step - 3}.ckpt")
 
 
@@ -135,9 +136,10 @@ class Killed:
     """What came of kills."""
 
     kills: dict[str, int] = field(default_factory=collections.Counter)
-    torn: int = 0
+    cut_off: int = 0
     survivors: int = 0
     newest_step: int = 0
+    last_step: int = 0
     problems: list[str] = field(default_factory=list)
 
 
@@ -157,10 +159,7 @@ def kill_fits(context: RankContext, root: Path, world_size: int, count: int) -> 
                 expected = (-signal.SIGKILL, LOST)
             if status not in expected:
                 killed.problems.append(f"{named}: rank {rank} ended with {status}")
-        torn, step, problems = _left_by(folder, killed.newest_step)
-        killed.torn += torn
-        killed.newest_step = step
-        killed.problems += [f"{named}: {problem}" for problem in problems]
+        killed.problems += [f"{named}: {problem}" for problem in _problems_left(folder, killed)]
         if killed.problems:
             break
     return killed
@@ -225,29 +224,39 @@ def _run_rank(folder: Path, rank: int, world_size: int, port: int, begin: int, k
     return fit(context, folder, begin)
 
 
-def _left_by(folder: Path, before: int) -> tuple[bool, int, list[str]]:
-    """What a kill left: whether something is not committed; the newest step, and what is wrong with it."""
+def _problems_left(folder: Path, killed: Killed) -> list[str]:
+    """What is wrong with what a kill left; notes how far the fit has come."""
     problems = []
     noted = folder / "committed"
-    committed = max([before, *map(int, noted.read_text().split())]) if noted.exists() else before
+    lines = [line.split() for line in noted.read_text().splitlines()] if noted.exists() else []
+    noted.unlink(missing_ok=True)
+    killed.newest_step = max([killed.newest_step, *(int(step) for _, step in lines)])
+    killed.last_step = max([killed.last_step, *(int(step) for name, step in lines if name == "last.ckpt")])
     found = catalog.survey(open_folder(folder), full=True)
-    newest_step = 0
+    killed.cut_off += any(_has_leftovers(entry.folder) for entry in found)
+    steps: dict[str, int] = {}
     for entry in found:
         if entry.checkpoint is None:
             continue
         if entry.problem is not None:
             problems.append(str(entry.problem))
             continue
-        step = entry.checkpoint.manifest.record["step"]
-        newest_step = max(newest_step, step)
+        step = steps[entry.name] = entry.checkpoint.manifest.record["step"]
         tensors = read_all(entry.checkpoint, entry.checkpoint.manifest.tensors)
         wrong = [name for name, value in tensors.items() if bool((value != step).any())]
         if wrong or not tensors:
             problems.append(f"{entry.name} holds other values than those of step {step}: {wrong}")
-    if newest_step < committed:
-        problems.append(f"the newest is of step {newest_step}, {committed} was committed")
-    noted.unlink(missing_ok=True)
-    return any(entry.checkpoint is None for entry in found), newest_step, problems
+    newest, last = max(steps.values(), default=0), steps.get("last.ckpt", 0)
+    if newest < killed.newest_step or last < killed.last_step:  # what is saved over is there all the time
+        problems.append(f"the newest is of step {newest}, the last of {last}; {killed} were committed")
+    killed.newest_step, killed.last_step = newest, last
+    return problems
+
+
+def _has_leftovers(folder: Folder) -> bool:
+    """Whether there are files of a save that was not committed."""
+    ids = {save_id_of(name) for name in folder.list()} - {None}
+    return bool(ids - {catalog.committed_save(folder)})
 
 
 KILLS = {
@@ -276,7 +285,7 @@ def test_a_killed_fit_goes_on_from_the_last_that_was_committed(
     for named, number in sorted(kills.items()):
         print(f"{number:5} kills; {named}")
     print(f"{sum(part.survivors for part in parts):5} ranks that were left ended by themselves with an error")
-    print(f"{sum(part.torn for part in parts):5} times a folder was left that is not committed")
+    print(f"{sum(part.cut_off for part in parts):5} times files of a save that was cut off were left")
     problems = [problem for part in parts for problem in part.problems]
     print(f"{len(problems):5} problems")
     assert problems == []
