@@ -65,6 +65,7 @@ class ShardWriter(StorageWriter):
         host: Name of its host.
         record: See :class:`Manifest`; the coordinator's counts.
         clock: Seconds since 1970.
+        written: See :class:`ShardStream`.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class ShardWriter(StorageWriter):
         host: str,
         record: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
+        written: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self._folder = folder
         self._rank = rank
         self._host = host
         self._record = dict(record or {})
         self._clock = clock
+        self._written = written
         self._save_id = ""
         self.manifest: Manifest | None = None
 
@@ -167,7 +170,7 @@ class ShardWriter(StorageWriter):
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         if not plan.items:
             return []
-        stream = ShardStream([_source(item, planner) for item in plan.items])
+        stream = ShardStream([_source(item, planner) for item in plan.items], written=self._written)
         name = shard_file(self._rank, plan.storage_data.save_id)
         self._folder.write(name, stream)
         file = FileEntry(stream.size_bytes, stream.crc32, self._rank, self._host)

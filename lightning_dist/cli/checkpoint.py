@@ -18,7 +18,7 @@ from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.checkpoint.whole import export_sharded_safetensors, export_sharded_torch
 from lightning_dist.cli.command import Command
 from lightning_dist.errors import CheckpointError, ConfigError
-from lightning_dist.modes import checkpoints
+from lightning_dist.modes import whole_checkpoints
 
 _TORCH_ENDINGS = (".ckpt", ".pt", ".pth")
 
@@ -161,7 +161,7 @@ def _export(arguments: argparse.Namespace) -> int:
     else:
         opened = catalog.open_checkpoint(_folder(checkpoint, arguments))
         if is_torch and not prefix:
-            exported = checkpoints.export(opened, output, weights_only=arguments.weights_only)
+            exported = whole_checkpoints.export(opened, output, weights_only=arguments.weights_only)
         else:
             export = export_sharded_torch if is_torch else export_sharded_safetensors
             exported = export(opened, output, prefix=prefix)
