@@ -59,10 +59,10 @@ class StopTogether:
                 trainer._signal_connector.received_sigterm = True
                 self._stop(stopping)
 
-        trainer._signal_connector._sigterm_notifier_fn = note_stop  # type: ignore[method-assign, assignment]
         trainer._signal_connector._slurm_sigusr_handler_fn = note_requeue  # type: ignore[method-assign, assignment]
         loop = trainer.fit_loop.epoch_loop
         if trainer.world_size > 1:
+            trainer._signal_connector._sigterm_notifier_fn = note_stop  # type: ignore[method-assign, assignment]
             loop._broadcast_sigterm_tensor = ask  # type: ignore[method-assign]
             return
 
@@ -70,7 +70,7 @@ class StopTogether:
             ask()
             type(loop).advance(loop, data_fetcher)
 
-        loop.advance = advance  # type: ignore[method-assign]
+        loop.advance = advance  # type: ignore[method-assign]  # one rank stops at once on SIGTERM, as Lightning has it
 
     def _requeue(self, trainer: pl.Trainer, ranks: set[int]) -> None:
         """Save, and have SLURM queue the job again; once, though ranks hear of it one after another."""
