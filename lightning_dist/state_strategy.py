@@ -7,7 +7,7 @@ import functools
 import os
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -52,6 +52,8 @@ class StateStrategy(RankStrategy):
         self._was_on_meta = False
         self._mode: Mode | None = None
         self._saver: build.CheckpointSaver | None = None
+        self._logged: build.Saved | None = None
+        self._saves_at_once = False
         self._presence: socket.socket | None = None  # what is in memory stays there until this run has saved, too
 
     def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
@@ -65,7 +67,13 @@ class StateStrategy(RankStrategy):
         """At the end of a fit."""
         if self._saver is not None:
             self._saver.finish()
+            self._log_saved()
             self._saver.end_memory()
+
+    def _log_saved(self) -> None:
+        """Log what the newest checkpoint took, once it is committed."""
+        if self._saver is not None and self.lightning_module is not None:
+            self._logged = checkpoints.log_saved(self.lightning_module.trainer, self._saver, self._logged)
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -109,18 +117,35 @@ class StateStrategy(RankStrategy):
         if self._saver is None or self._mode is None:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        checkpoints.save(
+        path = os.fspath(filepath)
+        if self._saves_at_once:
+            # Ranks have counted the preempted run's checkpoints, and may have seen the first file of this one.
+            path = self.broadcast(path)
+        save = functools.partial(
+            checkpoints.save,
             self._saver,
             checkpoint,
-            os.fspath(filepath),
             mode=self._mode,
             optimizers=[unwrapped(each) for each in self.optimizers],
             storage_options=storage_options,
         )
+        if self._saves_at_once:
+            checkpoints.save_at_once(save, self._saver, path, moves=self.is_global_zero)
+        else:
+            save(path)
+
+    @contextlib.contextmanager
+    def _saving_at_once(self) -> Generator[None, None, None]:
+        """Inside, a checkpoint is whole when saving returns, or not there; for what must not wait for the next step."""
+        self._saves_at_once = True
+        try:
+            yield
+        finally:
+            self._saves_at_once = False
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
-        path = os.fspath(checkpoint_path)
+        path = checkpoints.without_marker(os.fspath(checkpoint_path))
         loaded = self._load_from_memory(path)
         if loaded is not None:
             return loaded

@@ -195,9 +195,11 @@ class HierDistStrategy(StateStrategy):
 
     def _stop_together(self, trainer: pl.Trainer) -> None:
         assert self._run is not None
-        if self.world_size > 1:
-            self._stopping = StopTogether(DelayedVote(build.open_agreement(self._run)), self._run.collectives.where)
-            self._stopping.attach(trainer)
+        agreement = build.open_agreement(self._run) if self.world_size > 1 else None
+        self._stopping = StopTogether(
+            DelayedVote(agreement), self._run.collectives.where, saving_at_once=self._saving_at_once
+        )
+        self._stopping.attach(trainer)
 
     def _recompute_blocks(self) -> None:
         assert self._run is not None
@@ -239,6 +241,7 @@ class HierDistStrategy(StateStrategy):
         """Stamp events with the step; wrap the model anew if other parameters than before want gradients."""
         assert self.lightning_module is not None
         self.events.step = self.lightning_module.global_step
+        self._log_saved()
         if self._mode is not None and self._mode.needs_rewrap:
             self.model = None  # the old wrapper's autograd hooks end with it
             self.model = self._mode.rewrap()

@@ -37,6 +37,7 @@ COPY = "checkpoint copy"  # names of events
 WAIT = "checkpoint wait"
 WRITE = "checkpoint write"
 SPREAD = "checkpoint spread"
+WRITTEN = "checkpoint written"  # bytes, as they are
 
 
 class SaveStarted(NamedTuple):
@@ -145,6 +146,7 @@ class CheckpointSaver:
         record: Mapping[str, Any],
         *,
         since_ns: int | None = None,
+        at_once: bool = False,
     ) -> SaveStarted:
         """Begin a save; with ``mode=sharded``, also end it.
 
@@ -155,13 +157,14 @@ class CheckpointSaver:
             objects: By names that differ between ranks where the objects do.
             record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; rank 0's counts.
             since_ns: When the caller began to be held, by the clock of events; now, if not given.
+            at_once: End it, too, and do not skip it.
 
         Raises:
             CheckpointError: The checkpoint before could not be written; this one has not begun.
         """
         events = self._run.events
         start_ns = events.clock_ns() if since_ns is None else since_ns
-        if self._config.when_busy == "skip" and self._is_anyone_busy():
+        if self._config.when_busy == "skip" and not at_once and self._is_anyone_busy():
             self.skipped += 1
             events.count("checkpoints skipped")
             self.last_started = SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
@@ -178,11 +181,11 @@ class CheckpointSaver:
             lambda: self._write(folder, mirror, state, record, size_bytes), name="hierdist-checkpoint"
         )
         self._newest_bytes = size_bytes
-        if self._config.mode == "sharded":
+        if self._config.mode == "sharded" or at_once:
             self.finish()
         self._newest_stall_s = (events.clock_ns() - start_ns) / 1e9
-        self.last_started = SaveStarted(False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9)
-        return self.last_started
+        started = self.last_started = SaveStarted(False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9)
+        return started
 
     def slowest(self, seconds: Iterable[float]) -> list[float]:
         """Of each of some times, the longest over ranks, to a nanosecond; every rank calls it with as many."""
@@ -200,8 +203,8 @@ class CheckpointSaver:
         if self._newest is None or not self._newest.succeeds(0):
             return
         manifest, seconds = self._newest.result(0)
-        total_bytes = None if manifest is None else manifest.size_bytes
-        self._last_saved = Saved(self._newest_stall_s, seconds, self._newest_bytes, total_bytes)
+        total = None if manifest is None else manifest.size_bytes
+        self._last_saved = Saved(self._newest_stall_s, seconds, self._newest_bytes, total)
         self._newest = None
 
     def finish(self) -> None:
@@ -229,6 +232,11 @@ class CheckpointSaver:
         if self._config.on_failure == "stop":
             raise failure
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the newest that has ended could not be written."""
+        return self._has_failed
 
     def end_memory(self) -> None:
         """At the end of a training that went well: storage has the last checkpoint, and memory is needed no more."""
@@ -338,6 +346,7 @@ class CheckpointSaver:
             group=self._group.process_group,
             record=record,
             chunk_bytes=self._config.chunk_bytes,
+            written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
         )
         end_ns = run.events.clock_ns()
         run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=size_bytes)

@@ -7,24 +7,22 @@ Asked for by name, a checkpoint that is not whole is an error, :func:`open_check
 from __future__ import annotations
 
 import hashlib
-import re
 import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning_dist.checkpoint.manifest import (
-    MANIFEST_FILE,
     MARKER_FILE,
     FileEntry,
     Manifest,
     parse,
     parse_marker,
 )
+from lightning_dist.checkpoint.save_ids import manifest_file, save_id_of
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.errors import CheckpointError, DamagedCheckpointError, UncommittedCheckpointError
 
-_SHARD = re.compile(r"rank\d+-[0-9a-f]+\.bin")
 _BLOCK_BYTES = 16 << 20
 
 
@@ -86,7 +84,7 @@ def open_checkpoint(folder: Folder, *, full: bool = False) -> Checkpoint:
 
 def holds_checkpoint(folder: Folder) -> bool:
     """Whether there is a checkpoint, or what is left of one."""
-    return any(name in (MARKER_FILE, MANIFEST_FILE) or _SHARD.fullmatch(name) for name in folder.list())
+    return any(name == MARKER_FILE or save_id_of(name) is not None for name in folder.list())
 
 
 def read_manifest(folder: Folder) -> Manifest:
@@ -105,11 +103,11 @@ def read_manifest_file(folder: Folder) -> bytes:
         if not holds_checkpoint(folder):
             raise UncommittedCheckpointError(f"{folder.url} holds no sharded checkpoint: it has no {MARKER_FILE}")
         raise UncommittedCheckpointError(
-            f"{folder.url} has no {MARKER_FILE}: its save was cut off, or it is being written or overwritten"
+            f"{folder.url} has no {MARKER_FILE}: its save was cut off, or it is being written"
         )
     marker = parse_marker(marker_data, _join(folder, MARKER_FILE))
-    where = _join(folder, MANIFEST_FILE)
-    data = folder.read(MANIFEST_FILE)
+    name = manifest_file(marker.save_id)
+    where, data = _join(folder, name), folder.read(name)
     if data is None:
         raise DamagedCheckpointError(f"{where} is missing")
     if len(data) != marker.manifest_size:
@@ -121,7 +119,7 @@ def read_manifest_file(folder: Folder) -> bytes:
 
 def parse_manifest(folder: Folder, data: bytes) -> Manifest:
     """The manifest of a folder from its bytes."""
-    return parse(data, _join(folder, MANIFEST_FILE))
+    return parse(data, f"the manifest of {folder.url}")
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:
@@ -178,12 +176,34 @@ def newest(root: Folder, *, full: bool = False) -> Checkpoint | None:
 def clear(folder: Folder) -> None:
     """Remove a checkpoint's files, the marker first: cut off anywhere, what is left is not committed."""
     names = folder.list()
-    for name in (MARKER_FILE, MANIFEST_FILE):
-        if name in names:
-            folder.remove(name)
+    if MARKER_FILE in names:
+        folder.remove(MARKER_FILE)
     for name in names:
-        if _SHARD.fullmatch(name):
+        if save_id_of(name) is not None or name.startswith(f"{MARKER_FILE}."):  # a marker that was not finished
             folder.remove(name)
+
+
+def clear_older(folder: Folder, than: str, *, but: str | None = None) -> None:
+    """Remove the files of saves that began before another one.
+
+    Args:
+        folder: Of the checkpoint.
+        than: Id of the other one.
+        but: Id of one whose files stay.
+    """
+    for name in folder.list():
+        found = save_id_of(name)
+        if found is not None and found < than and found != but:
+            folder.remove(name)
+
+
+def committed_save(folder: Folder) -> str | None:
+    """Id of the save that is committed; ``None`` if none is."""
+    data = folder.read(MARKER_FILE)
+    try:
+        return None if data is None else parse_marker(data, _join(folder, MARKER_FILE)).save_id
+    except CheckpointError:
+        return None
 
 
 def delete(root: Folder, name: str) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 from lightning_dist.checkpoint import coverage
 from lightning_dist.checkpoint.fields import Fields
 from lightning_dist.checkpoint.pieces import ELEMENT_BYTES, Piece
+from lightning_dist.checkpoint.save_ids import is_manifest, is_save_id
 from lightning_dist.errors import CheckpointError, DamagedCheckpointError, ForeignCheckpointError
 
 FORMAT = "lightning_dist.checkpoint"
 VERSION = 1
-MANIFEST_FILE = "manifest.json"
 MARKER_FILE = "COMMITTED"
 
 
@@ -120,16 +120,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Marker:
-    """The commit marker: what the manifest's bytes must be."""
+    """The commit marker: which save is committed, and what the bytes of its manifest must be."""
 
+    save_id: str
     manifest_size: int
     manifest_sha256: str
     version: int = VERSION
 
     @classmethod
-    def of(cls, manifest: bytes) -> Marker:
+    def of(cls, save_id: str, manifest: bytes) -> Marker:
         """The marker of a manifest's bytes."""
-        return cls(len(manifest), hashlib.sha256(manifest).hexdigest())
+        return cls(save_id, len(manifest), hashlib.sha256(manifest).hexdigest())
 
     def encode(self) -> bytes:
         """As JSON; there is one way to write it, so any other byte is damage."""
@@ -149,8 +150,8 @@ def parse_marker(data: bytes, where: str) -> Marker:
     """
     fields = Fields.parse(data, where)
     _check_version(fields, where)
-    marker = Marker(fields.whole("manifest_size"), fields.text("manifest_sha256"))
-    if marker.encode() != data:
+    marker = Marker(fields.text("save_id"), fields.whole("manifest_size"), fields.text("manifest_sha256"))
+    if marker.encode() != data or not is_save_id(marker.save_id):
         raise DamagedCheckpointError(f"{where} is not what was written: bytes were changed")
     return marker
 
@@ -161,7 +162,7 @@ def encode(manifest: Manifest) -> bytes:
     Raises:
         CheckpointError: The record holds something that JSON does not know, or chunks do not make up their tensors.
     """
-    check_coverage(manifest, MANIFEST_FILE)
+    check_coverage(manifest, "manifest")
     body = {
         "format": FORMAT,
         "version": VERSION,
@@ -256,7 +257,7 @@ def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:
 
 
 def _file(name: str, entry: Fields) -> FileEntry:
-    if name in ("", ".", "..", MANIFEST_FILE, MARKER_FILE) or "/" in name or "\\" in name or "\0" in name:
+    if name in ("", ".", "..", MARKER_FILE) or is_manifest(name) or "/" in name or "\\" in name or "\0" in name:
         raise entry.error("", "is no name of a file of a checkpoint's folder")
     return FileEntry(entry.whole("size"), entry.whole("crc32"), entry.whole("rank"), entry.text("host"))
 

@@ -47,6 +47,7 @@ def save(
     record: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     allow: Sequence[Global] = (),
+    written: Callable[[int], None] = lambda size_bytes: None,
 ) -> Manifest | None:
     """Write a checkpoint; when this returns, it is committed.
 
@@ -59,11 +60,12 @@ def save(
         record: See :class:`Manifest`; what it has of :data:`MOMENT` must be alike on all ranks.
         chunk_bytes: See :class:`SharedSavePlanner`.
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
+        written: See :class:`~lightning_dist.checkpoint.shard_stream.ShardStream`.
 
     Returns:
         The manifest on the group's first rank, ``None`` on the others.
     """
-    writer = ShardWriter(folder, rank=rank, host=host, record=record)
+    writer = ShardWriter(folder, rank=rank, host=host, record=record, written=written)
     moment = {name: record[name] for name in MOMENT if name in record} if record is not None else {}
     planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment)
     _together(

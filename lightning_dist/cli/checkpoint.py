@@ -24,6 +24,7 @@ from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.checkpoint.whole import export_sharded_safetensors, export_sharded_torch
 from lightning_dist.cli.command import Command
 from lightning_dist.errors import CheckpointError, ConfigError
+from lightning_dist.modes import whole_checkpoints
 
 _TORCH_ENDINGS = (".ckpt", ".pt", ".pth")
 
@@ -54,10 +55,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     keepers.add_argument("root", nargs="?", help="only that of the checkpoints in this folder: a path or a URL")
     keepers.add_argument("--end", action="store_true", help="end those that no run uses; what they hold is gone")
     keepers.add_argument("--force", action="store_true", help="with --end: those that a run uses, too")
-    export = actions.add_parser("export", help="Write the weights as one file: safetensors, or torch's if it is .ckpt.")
+    export = actions.add_parser(
+        "export",
+        help="Write one file: safetensors, or Lightning's, with all that resuming needs, if it is .ckpt.",
+    )
     export.add_argument("checkpoint", help="a sharded checkpoint, or a file that Trainer.save_checkpoint has written")
     export.add_argument("output", type=Path, help="the file to write, e.g. model.safetensors or model.ckpt")
-    export.add_argument("--prefix", default="", help="keep only names that begin so, without it, e.g. model.")
+    export.add_argument("--prefix", default="", help="keep only tensors whose names begin so, without it, e.g. model/")
+    export.add_argument(
+        "--weights-only", action="store_true", help="of a .ckpt, leave out optimizers, schedulers and callbacks"
+    )
     _add_options(export)
 
 
@@ -178,12 +185,23 @@ def _keepers(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     checkpoint, output, prefix = arguments.checkpoint, arguments.output, arguments.prefix
+    is_torch = output.suffix in _TORCH_ENDINGS
+    if arguments.weights_only and (prefix or not is_torch):
+        raise ConfigError(
+            "--weights-only is for Lightning's file: with --prefix, and in safetensors, there are tensors only; leave "
+            "it out"
+        )
     if "://" not in checkpoint and not Path(checkpoint).is_dir():
+        if is_torch:
+            raise ConfigError(f"{checkpoint} is one file already: write e.g. {output.with_suffix('.safetensors')}")
         exported = export_safetensors(Path(checkpoint), output, prefix=prefix)
     else:
         opened = catalog.open_checkpoint(_folder(checkpoint, arguments))
-        export = export_sharded_torch if output.suffix in _TORCH_ENDINGS else export_sharded_safetensors
-        exported = export(opened, output, prefix=prefix)
+        if is_torch and not prefix:
+            exported = whole_checkpoints.export(opened, output, weights_only=arguments.weights_only)
+        else:
+            export = export_sharded_torch if is_torch else export_sharded_safetensors
+            exported = export(opened, output, prefix=prefix)
     Console().print(_exported(exported, output))
     return 0
 

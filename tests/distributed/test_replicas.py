@@ -18,7 +18,8 @@ from lightning_dist import AsyncShardedCheckpoint
 from lightning_dist.checkpoint.catalog import survey
 from lightning_dist.checkpoint.keeper import client
 from lightning_dist.checkpoint.local_disk import LocalFolder
-from lightning_dist.checkpoint.manifest import MANIFEST_FILE, parse
+from lightning_dist.checkpoint.manifest import parse
+from lightning_dist.checkpoint.save_ids import is_manifest
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.errors import CombinationError
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
@@ -195,7 +196,8 @@ def damage(context: RankContext, folder: str, prefix: str) -> None:
     if context.rank or keeper is None:
         return
     (kept,) = keeper.folders()
-    manifest = parse(keeper.read(kept, MANIFEST_FILE) or b"", MANIFEST_FILE)
+    (said,) = filter(is_manifest, keeper.list(kept))
+    manifest = parse(keeper.read(kept, said) or b"", said)
     (name,) = (each for each in manifest.files if each.startswith("rank00001"))
     data = bytearray(keeper.read(kept, name) or b"")
     for tensor, entry in manifest.tensors.items():

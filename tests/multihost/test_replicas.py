@@ -48,7 +48,7 @@ def test_a_run_goes_on_from_the_buddy_of_a_lost_host(
     pool.run(train, args=(str(tmp_path), "buddy"))
     expected = pool.run(go_on, args=(str(tmp_path / "4.ckpt"), True))
     had = pool.run(end_keeper, args=(str(tmp_path), lost))[lost]
-    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest.", "rank00000", "rank00001"]
+    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest-", "rank00000", "rank00001"]
     before = cluster[("a", "b")[1 - lost]].tx_bytes()
     got = pool.run(go_on, args=(str(tmp_path / "4.ckpt"), False))
     assert cluster[("a", "b")[1 - lost]].tx_bytes() - before > max(had.values()) / 2  # the lost host reads there
@@ -67,7 +67,7 @@ def test_without_a_buddy_a_lost_host_costs_the_memory_of_both(
     for weights, step in pool.run(go_on, args=(str(tmp_path / "4.ckpt"), False)):  # both are there
         assert (step, bool(weights)) == (6, True)
     had = pool.run(end_keeper, args=(str(tmp_path), 1))[1]
-    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest.", "rank00001"]
+    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest-", "rank00001"]
     with pytest.raises(Exception, match="is read"):
         pool.run(go_on, args=(str(tmp_path / "4.ckpt"), False))
     pool.run(end_keeper, args=(str(tmp_path), 0))
