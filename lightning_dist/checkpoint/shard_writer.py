@@ -28,7 +28,7 @@ from lightning_dist.checkpoint import manifest as formats
 from lightning_dist.checkpoint.catalog import clear
 from lightning_dist.checkpoint.host_pieces import bytes_of, dtype_name
 from lightning_dist.checkpoint.manifest import ByteRange, Chunk, FileEntry, Manifest, TensorEntry
-from lightning_dist.checkpoint.save_planner import piece_of
+from lightning_dist.checkpoint.save_planner import nothing_to_check, piece_of
 from lightning_dist.checkpoint.shard_stream import ShardStream, Source
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.errors import CheckpointError
@@ -58,6 +58,7 @@ class ShardWriter(StorageWriter):
         rank: Global rank of this process.
         host: Name of its host.
         record: See :class:`Manifest`; the coordinator's counts.
+        intact: Raises if the values are not what they are to be; called once they have been written.
         clock: Seconds since 1970.
     """
 
@@ -68,12 +69,14 @@ class ShardWriter(StorageWriter):
         rank: int,
         host: str,
         record: Mapping[str, Any] | None = None,
+        intact: Callable[[], None] = nothing_to_check,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder = folder
         self._rank = rank
         self._host = host
         self._record = dict(record or {})
+        self._intact = intact
         self._clock = clock
         self._save_id = ""
         self.manifest: Manifest | None = None
@@ -108,6 +111,7 @@ class ShardWriter(StorageWriter):
         """Write this rank's file, in the calling thread."""
         done: Future[list[WriteResult]] = Future()
         done.set_result(self._write(plan, planner))
+        self._intact()
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

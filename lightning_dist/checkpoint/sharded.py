@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from lightning_dist.checkpoint.load_planner import FillPlanner
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Global
-from lightning_dist.checkpoint.save_planner import CHUNK_BYTES, SharedSavePlanner
+from lightning_dist.checkpoint.save_planner import CHUNK_BYTES, SharedSavePlanner, nothing_to_check
 from lightning_dist.checkpoint.shard_reader import ShardReader
 from lightning_dist.checkpoint.shard_writer import ShardWriter
 from lightning_dist.checkpoint.storage import Folder
@@ -37,6 +37,7 @@ def save(
     record: Mapping[str, Any] | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     allow: Sequence[Global] = (),
+    intact: Callable[[], None] = nothing_to_check,
 ) -> Manifest | None:
     """Write a checkpoint; when this returns, it is committed.
 
@@ -49,13 +50,14 @@ def save(
         record: See :class:`Manifest`; what it has of :data:`MOMENT` must be alike on all ranks.
         chunk_bytes: See :class:`SharedSavePlanner`.
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
+        intact: Raises if the state's values are not what they are to be; called before they are read, and after.
 
     Returns:
         The manifest on the group's first rank, ``None`` on the others.
     """
-    writer = ShardWriter(folder, rank=rank, host=host, record=record)
+    writer = ShardWriter(folder, rank=rank, host=host, record=record, intact=intact)
     moment = {name: record[name] for name in MOMENT if name in record} if record is not None else {}
-    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment)
+    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment, intact=intact)
     _together(
         f"saving {folder.url}",
         lambda alone: dcp.save(state, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
