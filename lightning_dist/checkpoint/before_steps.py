@@ -16,6 +16,8 @@ from weakref import WeakKeyDictionary
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dist.errors import CombinationError
+
 
 class BeforeSteps:
     """Does something at that moment.
@@ -29,8 +31,17 @@ class BeforeSteps:
         self._hooks: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
-        """From now on, also before steps of these; any of them may be known already."""
+        """From now on, also before steps of these; any of them may be known already.
+
+        Raises:
+            CombinationError: One is no optimizer of torch's kind; Lightning takes whatever has the same methods.
+        """
         for optimizer in optimizers:
+            if not isinstance(optimizer, Optimizer):
+                raise CombinationError(
+                    f"{type(optimizer).__name__} is no torch.optim.Optimizer and does not say when it steps, which "
+                    "checkpoint.snapshot=overlapped needs: write checkpoint.snapshot=at_once"
+                )
             if optimizer not in self._hooks:
                 self._hooks[optimizer] = optimizer.register_step_pre_hook(self._before_step)
 

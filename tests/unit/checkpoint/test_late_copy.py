@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_dist.checkpoint.before_steps import BeforeSteps
 from lightning_dist.checkpoint.host_copies import HostCopies
 from lightning_dist.checkpoint.late_copy import Late, LateCopy
-from lightning_dist.errors import CheckpointError
+from lightning_dist.errors import CheckpointError, CombinationError
 
 CPU = torch.device("cpu")
 
@@ -165,3 +165,11 @@ def test_the_moment_is_after_the_closure_and_before_a_change(kind: str, step: St
     seen.clear()
     step(optimizer, closure)
     assert set(map(str, seen)) == {"closure"}
+
+
+def test_optimizers_that_do_not_say_when_they_step_are_refused() -> None:
+    class Own:
+        """As Lightning takes it."""
+
+    with pytest.raises(CombinationError, match=r"Own is no torch.optim.Optimizer .* checkpoint.snapshot=at_once"):
+        BeforeSteps(lambda: None).watch([Own()])  # type: ignore[list-item]
