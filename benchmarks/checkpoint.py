@@ -30,6 +30,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,6 +129,12 @@ def median(times: Sequence[Times], key: str) -> float | None:
     return statistics.median(values) if values else None
 
 
+def due(rounds: dict[str, list[Times]], arms: Sequence[str], wanted: int) -> str | None:
+    """The next arm, one round after another; ``None`` if all have as many as are wanted."""
+    arm = min(arms, key=lambda each: len(rounds.get(each, ())))  # of several, the first
+    return arm if len(rounds.get(arm, ())) < wanted else None
+
+
 def ratios(rounds: dict[str, list[Times]], target: Target) -> list[float]:
     """Of each round."""
     found = []
@@ -169,7 +176,8 @@ def show(found: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the arms in turn and write what they took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of each arm, with those that --append finds")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no arm after so many seconds")
     parser.add_argument("--parameters", type=float, default=100e6)
     parser.add_argument("--placement", default="shared", choices=["shared", "own_core"])
     parser.add_argument("--arms", nargs="+", default=list(DEFAULT_ARMS), choices=list(ARMS))
@@ -177,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, help="JSON file; default: benchmarks/results/<date>-checkpoint-loop.json"
     )
-    parser.add_argument("--append", action="store_true", help="add rounds to those of the file")
+    parser.add_argument("--append", action="store_true", help="go on with the rounds of the file")
     arguments = parser.parse_args(argv)
     output = arguments.output or RESULTS / f"{today()}-checkpoint-loop.json"
     document: dict[str, Any] = {"date": today(), "runs": {}}
@@ -188,14 +196,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{commit()}: " + " ".join(["python -m benchmarks.checkpoint", *(sys.argv[1:] if argv is None else argv)])
     )
     rounds: dict[str, list[Times]] = run.setdefault("rounds", {})
+    end_s = time.monotonic() + arguments.limit_s
     with RankPool() as pool:
-        for number in range(arguments.rounds):
-            for arm in arguments.arms:
-                others = Others()
-                times = run_once(pool, arm, arguments)
-                times["others"] = [others.share()]
-                rounds.setdefault(arm, []).append(times)
-                print(number, arm, {key: [round(v, 3) for v in values] for key, values in times.items()}, flush=True)
+        while time.monotonic() < end_s and (arm := due(rounds, arguments.arms, arguments.rounds)) is not None:
+            others = Others()
+            times = run_once(pool, arm, arguments)
+            times["others"] = [others.share()]
+            rounds.setdefault(arm, []).append(times)
+            print(arm, {key: [round(v, 3) for v in values] for key, values in times.items()}, flush=True)
             run.update(summary(rounds))
             output.write_text(json.dumps(document, indent=1) + "\n")
     show(run)

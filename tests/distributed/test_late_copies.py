@@ -212,6 +212,42 @@ def test_a_checkpoint_has_one_steps_values_however_late_they_are_copied(
                 assert bool((value == step).all()), (name, value)
 
 
+class SaveInWindows(pl.Callback):
+    """Saves after the first batch of each window of accumulation, before its step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx % 2 == 0 and trainer.global_step:
+            trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+def save_in_windows(context: RankContext, folder: str, strategy: str) -> int:
+    with copying_slowly() as copied:
+        made = strategy_of(**STRATEGIES[strategy], checkpoint=OVERLAPPED)
+        settings = {"limit_val_batches": 0, "max_steps": SAVES + 1, "accumulate_grad_batches": 2}
+        trainer = trainer_on_pool(context, made, callbacks=[SaveInWindows(Path(folder))], **settings)
+        trainer.fit(Numbered(StageCase(model="even", accumulation=2)))
+    return len(copied)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "pipeline zero1"])
+def test_a_save_inside_a_window_has_the_values_of_the_step_before(
+    ranks: RankPool, tmp_path: Path, strategy: str
+) -> None:
+    """Where parameters are gathered all through a window, they are let go before its step; shards are copied."""
+    layout = LAYOUTS["2+2" if strategy == "pipeline zero1" else "2"]
+    assert all(ranks.run(save_in_windows, layout=layout, args=(str(tmp_path), strategy)))
+    for step in range(1, SAVES + 1):
+        checkpoint = open_checkpoint(open_folder(tmp_path / f"{step}.ckpt"), full=True)
+        for name, value in {**held(checkpoint, "model/"), **held(checkpoint, "optimizer/")}.items():
+            assert bool((value == step).all()), (name, value)
+
+
 # -- what is not late --------------------------------------------------------------------------------------------------
 
 
