@@ -69,6 +69,8 @@ class SharedSavePlanner(SavePlanner):
         chunk_bytes: Largest block that is written, checked and read as one.
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
         moment: See :class:`LocalState`.
+        state: The state, if it is not what torch hands over, which torch goes through entry by entry, with two log
+            records for each.
         intact: Raises if the state's values are not what they are to be; called before anything is planned, where what
             it raises reaches all ranks.
     """
@@ -79,11 +81,13 @@ class SharedSavePlanner(SavePlanner):
         chunk_bytes: int = CHUNK_BYTES,
         allow: Sequence[Global] = (),
         moment: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
         intact: Callable[[], None] = nothing_to_check,
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._allow = tuple(allow)
         self._moment = dict(moment or {})
+        self._state = state
         self._intact = intact
         self._held: dict[str, Held] = {}
         self._objects: dict[str, Encoded] = {}
@@ -96,7 +100,7 @@ class SharedSavePlanner(SavePlanner):
         self._intact()
         self._held, self._objects, self._ties = {}, {}, {}
         first: dict[tuple[object, ...], str] = {}
-        for name, value in state_dict.items():
+        for name, value in (state_dict if self._state is None else self._state).items():
             if isinstance(value, TiedTo):
                 self._ties[name] = value.name
             elif isinstance(value, Held):

@@ -57,10 +57,10 @@ def save(
     """
     writer = ShardWriter(folder, rank=rank, host=host, record=record, intact=intact)
     moment = {name: record[name] for name in MOMENT if name in record} if record is not None else {}
-    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment, intact=intact)
+    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment, state=state, intact=intact)
     _together(
         f"saving {folder.url}",
-        lambda alone: dcp.save(state, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
+        lambda alone: dcp.save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
     )
     return writer.manifest
 
