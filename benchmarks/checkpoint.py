@@ -177,6 +177,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the arms in turn and write what they took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="of each arm, with those that --append finds")
+    parser.add_argument(
+        "--others", type=float, default=1.0, help="do a run again if other processes had more of all cores than this"
+    )
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no arm after so many seconds")
     parser.add_argument("--parameters", type=float, default=100e6)
     parser.add_argument("--placement", default="shared", choices=["shared", "own_core"])
@@ -196,14 +199,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{commit()}: " + " ".join(["python -m benchmarks.checkpoint", *(sys.argv[1:] if argv is None else argv)])
     )
     rounds: dict[str, list[Times]] = run.setdefault("rounds", {})
+    for runs in rounds.values():
+        runs[:] = [each for each in runs if each["others"][0] <= arguments.others]
     end_s = time.monotonic() + arguments.limit_s
     with RankPool() as pool:
         while time.monotonic() < end_s and (arm := due(rounds, arguments.arms, arguments.rounds)) is not None:
             others = Others()
             times = run_once(pool, arm, arguments)
             times["others"] = [others.share()]
-            rounds.setdefault(arm, []).append(times)
             print(arm, {key: [round(v, 3) for v in values] for key, values in times.items()}, flush=True)
+            if times["others"][0] > arguments.others:
+                continue
+            rounds.setdefault(arm, []).append(times)
             run.update(summary(rounds))
             output.write_text(json.dumps(document, indent=1) + "\n")
     show(run)
