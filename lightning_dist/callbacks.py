@@ -247,6 +247,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             mode=self._mode,
             optimizers=[unwrapped(each) for each in trainer.optimizers],
         )
+        self._saver.let_begin()
         self._last_global_step_saved = trainer.global_step
         self._last_checkpoint_saved = filepath
         if trainer.is_global_zero:

@@ -122,6 +122,12 @@ class StateStrategy(RankStrategy):
             storage_options=storage_options,
         )
 
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks; the Trainer's call to save a checkpoint ends with it."""
+        super().barrier(name)
+        if self._saver is not None:
+            self._saver.let_begin()
+
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
         self._settle_copy()

@@ -8,6 +8,7 @@ thread, too, and training waits for it before the next step.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ WRITE = "checkpoint write"
 SPREAD = "checkpoint spread"
 
 _SMALL_BYTES = 64 << 10  # what is smaller is not worth being copied late
+_HEAD_START_S = 0.1  # at most, of the caller
 
 
 class SaveStarted(NamedTuple):
@@ -126,6 +128,7 @@ class CheckpointSaver:
         self._agreement = agreement
         self._copies = HostCopies(run.device)
         self._before_steps = BeforeSteps(self.settle)
+        self._caller_is_gone = threading.Event()
         self._writing: Bounded[_Written] | None = None
         self._newest: Bounded[_Written] | None = None  # the same, until it is known as saved
         self._newest_stall_s = 0.0
@@ -178,6 +181,7 @@ class CheckpointSaver:
         copied_ns = events.clock_ns()
         if self._config.snapshot == "overlapped":
             self._before_steps.watch(optimizers)
+        self._caller_is_gone.clear()
         copied = self._copied(tensors)
         copied.state.update(objects)
         events.span(COPY, copied_ns, size_bytes=copied.size_bytes - copied.late_bytes)
@@ -192,6 +196,14 @@ class CheckpointSaver:
         self.last_started = SaveStarted(False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9, self._late_s)
         self._late_s = 0.0
         return self.last_started
+
+    def let_begin(self) -> None:
+        """All that :meth:`save` was called for is done; copying late and writing may begin.
+
+        Where every core is busy, they make the caller slow, and ranks often meet once more before they go on. They
+        begin a moment later all the same if nobody says this.
+        """
+        self._caller_is_gone.set()
 
     def settle(self) -> None:
         """Before anything but the step of a watched optimizer changes what may be being copied late: wait for that.
@@ -233,6 +245,7 @@ class CheckpointSaver:
             CheckpointError: It has, and ``on_failure`` is ``stop``.
             CollectiveError: A rank is lost.
         """
+        self.let_begin()
         self.settle()
         writing, self._writing = self._writing, None
         if writing is None:
@@ -356,6 +369,7 @@ class CheckpointSaver:
 
     def _write(self, folder: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run
+        self._caller_is_gone.wait(_HEAD_START_S)
         start_ns = run.events.clock_ns()
         if copied.late_bytes:
             with run.events.measure(LATE_COPY, lane="checkpoint", size_bytes=copied.late_bytes):
