@@ -60,8 +60,13 @@ class StateStrategy(RankStrategy):
         """At the start of a fit."""
         if self.checkpoint_config.is_sharded:
             assert self._run is not None
-            checkpoints.refuse(trainer, mode)
+            checkpoints.refuse(trainer, mode, self.checkpoint_config)
             self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
+
+    def _settle_copy(self) -> None:
+        """Before anything but an optimizer's step may change weights, or the optimizer's state."""
+        if self._saver is not None:
+            self._saver.settle()
 
     def _finish_saving(self) -> None:
         """At the end of a fit."""
@@ -100,6 +105,7 @@ class StateStrategy(RankStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take whole states; each rank keeps its part. Those of a sharded checkpoint are read now."""
+        self._settle_copy()
         opened = checkpoint.get(checkpoints.OPENED)
         if opened is not None:
             assert self._mode is not None
@@ -143,8 +149,15 @@ class StateStrategy(RankStrategy):
         finally:
             self._saves_at_once = False
 
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks; the Trainer's call to save a checkpoint ends with it."""
+        super().barrier(name)
+        if self._saver is not None:
+            self._saver.let_begin()
+
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
+        self._settle_copy()
         path = checkpoints.without_marker(os.fspath(checkpoint_path))
         loaded = self._load_from_memory(path)
         if loaded is not None:

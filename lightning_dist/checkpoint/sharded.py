@@ -24,7 +24,7 @@ from lightning_dist.checkpoint.catalog import Checkpoint
 from lightning_dist.checkpoint.load_planner import FillPlanner
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Global
-from lightning_dist.checkpoint.save_planner import CHUNK_BYTES, SharedSavePlanner
+from lightning_dist.checkpoint.save_planner import CHUNK_BYTES, SharedSavePlanner, nothing_to_check
 from lightning_dist.checkpoint.shard_reader import ShardReader
 from lightning_dist.checkpoint.shard_writer import ShardWriter
 from lightning_dist.checkpoint.storage import Folder
@@ -48,6 +48,7 @@ def save(
     chunk_bytes: int = CHUNK_BYTES,
     allow: Sequence[Global] = (),
     written: Callable[[int], None] = lambda size_bytes: None,
+    intact: Callable[[], None] = nothing_to_check,
 ) -> Manifest | None:
     """Write a checkpoint; when this returns, it is committed.
 
@@ -61,16 +62,17 @@ def save(
         chunk_bytes: See :class:`SharedSavePlanner`.
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
         written: See :class:`~lightning_dist.checkpoint.shard_stream.ShardStream`.
+        intact: Raises if the state's values are not what they are to be; called before they are read, and after.
 
     Returns:
         The manifest on the group's first rank, ``None`` on the others.
     """
-    writer = ShardWriter(folder, rank=rank, host=host, record=record, written=written)
+    writer = ShardWriter(folder, rank=rank, host=host, record=record, intact=intact, written=written)
     moment = {name: record[name] for name in MOMENT if name in record} if record is not None else {}
-    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment)
+    planner = SharedSavePlanner(chunk_bytes=chunk_bytes, allow=allow, moment=moment, state=state, intact=intact)
     _together(
         f"saving {folder.url}",
-        lambda alone: dcp.save(state, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
+        lambda alone: dcp.save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
     )
     return writer.manifest
 

@@ -20,7 +20,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor
 
 from lightning_dist import build
@@ -30,6 +30,7 @@ from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.comm.host_relay import HostRelay
+from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
@@ -58,13 +59,19 @@ class Opened:
     stored_at: str | None = None
 
 
-def refuse(trainer: pl.Trainer, mode: Mode) -> None:
-    """What sharded checkpoints cannot hold.
+def refuse(trainer: pl.Trainer, mode: Mode, config: CheckpointConfig) -> None:
+    """What sharded checkpoints cannot hold, or not copy while it changes.
 
     Raises:
         CombinationError: The run has some of it.
     """
     averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+    changing = [type(each).__name__ for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
+    if changing and config.snapshot == "overlapped":
+        raise CombinationError(
+            f"{changing[0]} changes weights between steps, and with checkpoint.snapshot=overlapped only steps may: "
+            "write checkpoint.snapshot=at_once"
+        )
     name = mode.setting.parallel.mode
     if averaging and name != "ddp":
         raise CombinationError(
@@ -90,7 +97,7 @@ def save(
         checkpoint: As Lightning made it, with states as this rank holds them (:meth:`Mode.as_held`).
         path: Folder or URL.
         mode: The present one.
-        optimizers: Whose states the checkpoint has.
+        optimizers: All of the fit; the checkpoint may have their states.
         storage_options: For fsspec.
         at_once: Write it to its end.
     """
@@ -120,7 +127,7 @@ def save(
         "lightning": rest.get("pytorch-lightning_version"),
     }
     folder = open_folder(path, storage_options=storage_options)
-    return saver.save(folder, tensors, objects, record, since_ns=start_ns, at_once=at_once)
+    return saver.save(folder, tensors, objects, record, optimizers=optimizers, since_ns=start_ns, at_once=at_once)
 
 
 def save_at_once(

@@ -215,6 +215,8 @@ def test_wrong_option_lists_the_right_ones() -> None:
         ("checkpoint.every=auto", "needs checkpoint.mtbf_h"),
         ("checkpoint.mtbf_h=200", "write checkpoint.every=auto, or leave it out"),
         ("checkpoint.mtbf_h=0", "checkpoint.mtbf_h=0: must be at least 0.001"),
+        ("checkpoint.snapshot=overlapped", "write checkpoint=async_sharded, or snapshot=at_once"),
+        ("checkpoint.snapshot=later", "allowed: at_once, overlapped"),
         ("checkpoint.replica=memory", "write checkpoint=async_sharded or sharded, or replica=off"),
         ("checkpoint.replica=disk", "allowed: off, memory, buddy"),
         ("checkpoint.replica_limit=8GBit", "is no size"),
