@@ -10,7 +10,11 @@ import sys
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_dist.callbacks import AsyncShardedCheckpoint, PipelinePicture
-from lightning_dist.config import CheckpointConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import CheckpointConfig, DataConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.source import Source
+from lightning_dist.data.token_writer import TokenSettings, write_tokens
+from lightning_dist.data_module import ShardedDataModule
 from lightning_dist.folder_io import load_from_checkpoint
 from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
@@ -21,15 +25,21 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncShardedCheckpoint",
     "CheckpointConfig",
+    "DataConfig",
     "HierDistStrategy",
     "ParallelConfig",
     "PipelineLayer",
     "PipelinePicture",
     "ProbeConfig",
+    "ShardedDataModule",
+    "ShardedLoader",
+    "Source",
     "SyncConfig",
+    "TokenSettings",
     "TopologyConfig",
     "__version__",
     "load_from_checkpoint",
+    "write_tokens",
 ]
 
 register_strategies(StrategyRegistry)

@@ -144,6 +144,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         agreement = build.open_agreement(run) if trainer.world_size > 1 else None
         setting = Setting(run, ParallelConfig(), sync, {}, trainer.precision_plugin, agreement, rank_zero_info)
         self._mode = Mode(setting, pl_module)
+        checkpoints.refuse(trainer, self._mode, self._config)
         self._saver = build.open_checkpoint_saver(run, self._config, agreement)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -163,6 +164,12 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         self._log_saved(trainer)
         self._keep_pace(trainer)
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let what is being copied be copied: callbacks may swap other weights in."""
+        super().on_validation_start(trainer, pl_module)
+        if self._saver is not None:
+            self._saver.settle()
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Wait for the last one."""
         super().on_train_end(trainer, pl_module)
@@ -173,6 +180,8 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save if asked to, and let the other ranks know, who may wait for a checkpoint."""
+        if self._saver is not None:
+            self._saver.settle()
         try:
             super().on_exception(trainer, pl_module, exception)
         except HierDistError as error:  # the exception is what is to be raised
@@ -210,7 +219,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         started, saved = saver.last_started, saver.last_saved
         measured = pace.saved(
             step,
-            hold_s=started.stall_s,
+            hold_s=started.stall_s + started.late_s,
             wait_s=started.wait_s,
             write_s=0.0 if saved is None else saved.background_s,
             is_skipped=started.is_skipped,
@@ -243,6 +252,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             mode=self._mode,
             optimizers=[unwrapped(each) for each in trainer.optimizers],
         )
+        self._saver.let_begin()
         self._last_global_step_saved = trainer.global_step
         self._last_checkpoint_saved = filepath
         if trainer.is_global_zero:

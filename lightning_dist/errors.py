@@ -20,6 +20,11 @@
     │   ├── ForeignCheckpointError        it is in a format or of a version that this library does not read
     │   ├── UntrustedObjectError          reading it would run code
     │   └── StateMismatchError            it does not fit the state that it is loaded into
+    ├── DataError (RuntimeError)          training data cannot be read, or are not what is expected
+    │   ├── UnreadableShardError          a shard is missing, torn or damaged, or storage refused it for good
+    │   ├── DataCacheError                the cache on this host cannot hold what is read, or cannot be used
+    │   ├── ForeignDataError              no format of this library, or a package that it needs is missing
+    │   └── ChangedDataError              the data or their order are not those that the state was saved with
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
     ├── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
     ├── UnsummedGradientError (RuntimeError)  a backward that the strategy did not start left gradients
@@ -111,6 +116,26 @@ class PeerLostError(CollectiveError):
 
 class CollectiveMismatchError(CollectiveError):
     """Ranks that should run the same operation asked for different ones."""
+
+
+class DataError(HierDistError, RuntimeError):
+    """Training data cannot be read, or are not what is expected."""
+
+
+class UnreadableShardError(DataError):
+    """A shard is missing, torn or damaged, or storage refused it for good."""
+
+
+class DataCacheError(DataError):
+    """The cache of training data on this host cannot hold what is read, or cannot be used."""
+
+
+class ForeignDataError(DataError):
+    """The data are in no format of this library, or a package that the format needs is missing."""
+
+
+class ChangedDataError(DataError):
+    """The data or their order are not those that the state was saved with."""
 
 
 class UnevenInputsError(HierDistError, RuntimeError):

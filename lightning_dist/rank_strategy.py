@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Generator
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_dist import build
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.events import EventStream
 from lightning_dist.launch import RankLauncher
@@ -68,6 +70,7 @@ class RankStrategy(ParallelStrategy):
         self._process_group_backend = process_group_backend
         self._run: build.RunContext | None = None
         self._agreement: Agreement | None = None
+        self._placed: weakref.WeakSet[ShardedLoader] = weakref.WeakSet()
         watch_parent()
 
     # -- who and where ------------------------------------------------------------------------------------------------
@@ -101,7 +104,8 @@ class RankStrategy(ParallelStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         """Which part of the data this rank reads; ranks that share layers or a pipeline read the same."""
         if self._run is not None:
-            return build.data_part(self._run, self.parallel_config)._asdict()
+            replicas = build.replicas_of(self._run, self.parallel_config)
+            return {"num_replicas": replicas.count, "rank": replicas.own}
         if self.parallel_config.splits or self.parallel_config.stages:
             raise ConfigError(
                 "which ranks read the same data is known once they have met: ask in setup() or a loader's hook"
@@ -158,6 +162,19 @@ class RankStrategy(ParallelStrategy):
         self._run = build.open_run(self.topology_config, self.sync_config, events=self.events, device=self.root_device)
         if self.world_size > 1:
             self._agreement = build.open_agreement(self._run)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Tell a loader of streamed data who reads."""
+        if isinstance(dataloader, ShardedLoader) and self._run is not None:
+            dataloader.place(build.replicas_of(self._run, self.parallel_config), self.events)
+            self._placed.add(dataloader)
+        return dataloader
+
+    def teardown(self) -> None:
+        """End the workers of loaders."""
+        for loader in list(self._placed):
+            loader.close()
+        super().teardown()
 
     # -- between ranks ------------------------------------------------------------------------------------------------
 

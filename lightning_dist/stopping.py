@@ -79,7 +79,8 @@ class StopTogether:
         if not is_new:
             return
         connector = trainer._signal_connector
-        number = getattr(trainer.strategy.cluster_environment, "requeue_signal", None) or signal.SIGUSR1
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        number = getattr(environment, "requeue_signal", None) or signal.SIGUSR1
         with self._saving_at_once():
             type(connector)._slurm_sigusr_handler_fn(connector, number, None)  # type: ignore[arg-type]  # it looks at neither
 

@@ -45,6 +45,7 @@ from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
+from lightning_dist.resuming import take_up
 from lightning_dist.state_strategy import StateStrategy
 from lightning_dist.stopping import StopTogether, detach
 
@@ -242,6 +243,7 @@ class HierDistStrategy(StateStrategy):
         self.events.step = self.lightning_module.global_step
         self._log_saved()
         if self._mode is not None and self._mode.needs_rewrap:
+            self._settle_copy()  # wrapping broadcasts parameters
             self.model = None  # the old wrapper's autograd hooks end with it
             self.model = self._mode.rewrap()
         if self._mode is not None:
@@ -276,6 +278,11 @@ class HierDistStrategy(StateStrategy):
         """Keep gradients local inside, as under accumulation."""
         with self._mode.no_sync() if self._mode is not None else contextlib.nullcontext():
             yield
+
+    def on_train_start(self) -> None:
+        """Streamed data go on where the checkpoint was saved, if there is one."""
+        assert self.lightning_module is not None
+        take_up(self.lightning_module.trainer)
 
     def on_train_end(self) -> None:
         """Let the mode know."""
@@ -312,7 +319,8 @@ class HierDistStrategy(StateStrategy):
     # -- validating, testing, predicting: no gradients; ranks may differ in their number of batches --------------------
 
     def on_validation_start(self) -> None:
-        """Let the mode know how many batches come."""
+        """Let the mode know how many batches come; callbacks may swap other weights in."""
+        self._settle_copy()
         if self._mode is not None:
             self._mode.begin_evaluation(self._num_batches())
 
@@ -350,7 +358,8 @@ class HierDistStrategy(StateStrategy):
             return self._mode.evaluate(step, *args, **kwargs)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Make training loaders end on all ranks at once."""
+        """Tell loaders of streamed data who reads, and make training loaders end on all ranks at once."""
+        dataloader = super().process_dataloader(dataloader)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
         policy = self.parallel_config.uneven_inputs
         if trainer is None or not trainer.training or self._agreement is None or policy == "off":
@@ -361,6 +370,7 @@ class HierDistStrategy(StateStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain what the reducer says of unused parameters, and let the other ranks know why this one ends."""
+        self._settle_copy()
         explain_unused_parameters(exception)
         if isinstance(exception, SIGTERMException):  # all ranks stop at this step
             return
@@ -373,6 +383,7 @@ class HierDistStrategy(StateStrategy):
     def teardown(self) -> None:
         """Unwrap the model, end lanes and groups. Safe to call twice."""
         stays = self._mode is not None and self._mode.outlives_call and not self._failed
+        self._settle_copy()
         try:
             if self._recomputation is not None:
                 self._recomputation.release()

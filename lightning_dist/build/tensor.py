@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 
 from lightning_dist.build.groups import GroupMaker
-from lightning_dist.build.pipeline import place_stages
 from lightning_dist.build.run import RunContext, side_stream
 from lightning_dist.comm.groups import broadcast_from_first
 from lightning_dist.config import ParallelConfig, SyncConfig
@@ -19,18 +17,6 @@ from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel, make_mesh, parallelize
 from lightning_dist.topology import Axes, Cluster, Layout
 from lightning_dist.topology.layout import DATA_AXES
-
-
-class DataPart(NamedTuple):
-    """Which part of the data a rank reads.
-
-    Attributes:
-        num_replicas: Into how many parts the data is dealt.
-        rank: Which is this rank's.
-    """
-
-    num_replicas: int
-    rank: int
 
 
 def place_ranks(cluster: Cluster, parallel: ParallelConfig) -> Layout:
@@ -78,15 +64,6 @@ def _size_of(cluster: Cluster, parallel: ParallelConfig) -> int:
 def _hosts(cluster: Cluster) -> str:
     counted = [f"{host}: {len(cluster.ranks_of_host(host))}" for host in cluster.hosts[:8]]
     return ", ".join(counted) + (", ..." if cluster.num_hosts > len(counted) else "")
-
-
-def data_part(run: RunContext, parallel: ParallelConfig) -> DataPart:
-    """Which part of the data this rank reads; ranks that share layers, or a pipeline, read the same."""
-    if not (parallel.splits or parallel.stages):
-        return DataPart(run.cluster.world_size, run.rank)
-    layout = place_stages(run.cluster, parallel) if parallel.stages else place_ranks(run.cluster, parallel)
-    place, axes = layout.coordinates(run.rank), layout.axes
-    return DataPart(axes.dp_replicate * axes.dp_shard, place.dp_replicate * axes.dp_shard + place.dp_shard)
 
 
 def open_tensor_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig) -> TensorLinks:

@@ -75,7 +75,7 @@ def open_checkpoint(folder: Folder, *, full: bool = False) -> Checkpoint:
         ForeignCheckpointError: It is of another version.
     """
     checkpoint = Checkpoint(folder, read_manifest(folder))
-    _check_sizes(checkpoint)
+    check_sizes(checkpoint)
     if full:
         for name, entry in checkpoint.manifest.files.items():
             _check_bytes(checkpoint, name, entry)
@@ -93,6 +93,11 @@ def read_manifest(folder: Folder) -> Manifest:
     Raises:
         CheckpointError: As :func:`open_checkpoint`.
     """
+    return parse_manifest(folder, read_manifest_file(folder))
+
+
+def read_manifest_file(folder: Folder) -> bytes:
+    """The bytes of :func:`read_manifest`, for :func:`parse_manifest`."""
     marker_data = folder.read(MARKER_FILE)
     if marker_data is None:
         if not holds_checkpoint(folder):
@@ -109,7 +114,27 @@ def read_manifest(folder: Folder) -> Manifest:
         raise DamagedCheckpointError(f"{where} has {len(data)} bytes, {marker.manifest_size} were written")
     if hashlib.sha256(data).hexdigest() != marker.manifest_sha256:
         raise DamagedCheckpointError(f"{where} is not what was written: its sha256 is another")
-    return parse(data, where)
+    return data
+
+
+def parse_manifest(folder: Folder, data: bytes) -> Manifest:
+    """The manifest of a folder from its bytes."""
+    return parse(data, f"the manifest of {folder.url}")
+
+
+def check_sizes(checkpoint: Checkpoint) -> None:
+    """Compare the sizes of files with the manifest.
+
+    Raises:
+        DamagedCheckpointError: A file is missing or of another size; names it.
+    """
+    there = checkpoint.folder.list()
+    for name, entry in checkpoint.manifest.files.items():
+        where = _join(checkpoint.folder, name)
+        if there.get(name) is None:
+            raise DamagedCheckpointError(f"{where} is missing; rank {entry.rank} ({entry.host}) wrote it")
+        if there[name] != entry.size:
+            raise DamagedCheckpointError(f"{where} has {there[name]} bytes, {entry.size} were written")
 
 
 def survey(root: Folder, *, full: bool = False) -> list[Found]:
@@ -200,20 +225,10 @@ def _look(root: Folder, *, full: bool) -> Iterator[Found]:
         problem: CheckpointError | None = None
         try:
             manifest_read = Checkpoint(folder, read_manifest(folder))
-            open_checkpoint(folder, full=True) if full else _check_sizes(manifest_read)
+            open_checkpoint(folder, full=True) if full else check_sizes(manifest_read)
         except CheckpointError as error:
             problem = error
         yield Found(name, folder, manifest_read, problem)
-
-
-def _check_sizes(checkpoint: Checkpoint) -> None:
-    there = checkpoint.folder.list()
-    for name, entry in checkpoint.manifest.files.items():
-        where = _join(checkpoint.folder, name)
-        if there.get(name) is None:
-            raise DamagedCheckpointError(f"{where} is missing; rank {entry.rank} ({entry.host}) wrote it")
-        if there[name] != entry.size:
-            raise DamagedCheckpointError(f"{where} has {there[name]} bytes, {entry.size} were written")
 
 
 def _check_bytes(checkpoint: Checkpoint, name: str, entry: FileEntry) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_dist.checkpoint.retry import Retry
+from lightning_dist.retry import Retry
 
 _BATCH_BYTES = 4 << 20
 _BATCH_BUFFERS = 512  # below IOV_MAX

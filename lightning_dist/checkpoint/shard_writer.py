@@ -34,7 +34,7 @@ from lightning_dist.checkpoint import manifest as formats
 from lightning_dist.checkpoint.host_pieces import bytes_of, dtype_name
 from lightning_dist.checkpoint.manifest import ByteRange, Chunk, FileEntry, Manifest, TensorEntry
 from lightning_dist.checkpoint.save_ids import is_manifest, manifest_file, next_save_id, save_id_of, shard_file
-from lightning_dist.checkpoint.save_planner import piece_of
+from lightning_dist.checkpoint.save_planner import nothing_to_check, piece_of
 from lightning_dist.checkpoint.shard_stream import ShardStream, Source
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.errors import CheckpointError
@@ -64,6 +64,7 @@ class ShardWriter(StorageWriter):
         rank: Global rank of this process.
         host: Name of its host.
         record: See :class:`Manifest`; the coordinator's counts.
+        intact: Raises if the values are not what they are to be; called once they have been written.
         clock: Seconds since 1970.
         written: See :class:`ShardStream`.
     """
@@ -75,6 +76,7 @@ class ShardWriter(StorageWriter):
         rank: int,
         host: str,
         record: Mapping[str, Any] | None = None,
+        intact: Callable[[], None] = nothing_to_check,
         clock: Callable[[], float] = time.time,
         written: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
@@ -82,6 +84,7 @@ class ShardWriter(StorageWriter):
         self._rank = rank
         self._host = host
         self._record = dict(record or {})
+        self._intact = intact
         self._clock = clock
         self._written = written
         self._save_id = ""
@@ -116,6 +119,7 @@ class ShardWriter(StorageWriter):
         """Write this rank's file, in the calling thread."""
         done: Future[list[WriteResult]] = Future()
         done.set_result(self._write(plan, planner))
+        self._intact()
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 import fsspec
 
 from lightning_dist.checkpoint.local_disk import LocalFolder
-from lightning_dist.checkpoint.retry import Retry, failed
 from lightning_dist.errors import CheckpointError, StorageError
+from lightning_dist.retry import Retry, failed
 
 Buffer = bytes | bytearray | memoryview
 _T = TypeVar("_T")

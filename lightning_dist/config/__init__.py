@@ -7,6 +7,7 @@ themselves when made, so that a bad value is refused before any process starts.
 
 from lightning_dist.config.checkpoint import CHECKPOINT_PRESETS, ON_FAILURE, WHEN_BUSY, CheckpointConfig
 from lightning_dist.config.checks import BYTE_UNITS, MIB, parse_bytes
+from lightning_dist.config.data import EPOCHS, LAST_BATCHES, ON_UNREADABLE, READERS, DataConfig
 from lightning_dist.config.parallel import (
     PARALLEL_MODES,
     PARALLEL_PRESETS,
@@ -35,15 +36,20 @@ __all__ = [
     "BYTE_UNITS",
     "CHECKPOINT_PRESETS",
     "CheckpointConfig",
+    "DataConfig",
+    "EPOCHS",
+    "LAST_BATCHES",
     "LOSS_REDUCTIONS",
     "MIB",
     "ON_FAILURE",
+    "ON_UNREADABLE",
     "PARALLEL_MODES",
     "PARALLEL_PRESETS",
     "PIPELINE_SCHEDULES",
     "ParallelConfig",
     "PipelineConfig",
     "ProbeConfig",
+    "READERS",
     "RECOMPUTE_MODES",
     "RECOMPUTE_PRESETS",
     "RecomputeConfig",

@@ -20,7 +20,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor
 
 from lightning_dist import build
@@ -29,6 +29,8 @@ from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
+from lightning_dist.comm.host_relay import HostRelay
+from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
@@ -57,13 +59,19 @@ class Opened:
     stored_at: str | None = None
 
 
-def refuse(trainer: pl.Trainer, mode: Mode) -> None:
-    """What sharded checkpoints cannot hold.
+def refuse(trainer: pl.Trainer, mode: Mode, config: CheckpointConfig) -> None:
+    """What sharded checkpoints cannot hold, or not copy while it changes.
 
     Raises:
         CombinationError: The run has some of it.
     """
     averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+    changing = [type(each).__name__ for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
+    if changing and config.snapshot == "overlapped":
+        raise CombinationError(
+            f"{changing[0]} changes weights between steps, and with checkpoint.snapshot=overlapped only steps may: "
+            "write checkpoint.snapshot=at_once"
+        )
     name = mode.setting.parallel.mode
     if averaging and name != "ddp":
         raise CombinationError(
@@ -89,7 +97,7 @@ def save(
         checkpoint: As Lightning made it, with states as this rank holds them (:meth:`Mode.as_held`).
         path: Folder or URL.
         mode: The present one.
-        optimizers: Whose states the checkpoint has.
+        optimizers: All of the fit; the checkpoint may have their states.
         storage_options: For fsspec.
         at_once: Write it to its end.
     """
@@ -119,7 +127,7 @@ def save(
         "lightning": rest.get("pytorch-lightning_version"),
     }
     folder = open_folder(path, storage_options=storage_options)
-    return saver.save(folder, tensors, objects, record, since_ns=start_ns, at_once=at_once)
+    return saver.save(folder, tensors, objects, record, optimizers=optimizers, since_ns=start_ns, at_once=at_once)
 
 
 def save_at_once(
@@ -201,7 +209,13 @@ def is_sharded(path: str) -> bool:
 
 
 def load(
-    opened: catalog.Checkpoint, held: HeldState | None, rank: int, world_size: int, *, stored_at: str | None = None
+    opened: catalog.Checkpoint,
+    held: HeldState | None,
+    rank: int,
+    world_size: int,
+    *,
+    stored_at: str | None = None,
+    relay: HostRelay | None = None,
 ) -> dict[str, Any]:
     """Lightning's dictionary of a sharded checkpoint; every rank calls it.
 
@@ -213,6 +227,7 @@ def load(
         rank: This process's global rank.
         world_size: Number of ranks.
         stored_at: Where else it is, in storage, if it is read from memory.
+        relay: The ranks of this host, if they are to read once what several need.
     """
     folder, manifest = opened.folder, opened.manifest
     own = f"{RANK}{rank}"
@@ -223,7 +238,7 @@ def load(
     else:
         to_fill = [whole_to_fill(name, stored) for name, stored in weights.items()]
     state.update(_targets(MODEL, to_fill))
-    sharded.load(state, folder, manifest=manifest)
+    sharded.load(state, folder, manifest=manifest, relay=relay)
     checkpoint: dict[str, Any] = state[REST]["checkpoint"]
     filled = {each.name: each.value() for each in to_fill}
     checkpoint["state_dict"] = {**tied(manifest, filled), **state[REST]["state_dict"]}
@@ -236,33 +251,43 @@ def load(
     return checkpoint
 
 
-def load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer]) -> None:
+def load_optimizers(
+    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], *, relay: HostRelay | None = None
+) -> None:
     """Read the states of optimizers, and set this rank's random state; every rank calls it.
+
+    Args:
+        opened: As :func:`load` left it.
+        held: Of the module.
+        optimizers: Whose states are read.
+        relay: As for :func:`load`.
 
     Raises:
         StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
     """
     try:
-        _load_optimizers(opened, held, optimizers)
+        _load_optimizers(opened, held, optimizers, relay)
     except CheckpointError as error:  # the same on all ranks
-        stored = None if isinstance(error, StateMismatchError) else _in_storage(opened)
+        stored = None if isinstance(error, StateMismatchError) else _in_storage(opened, relay)
         if stored is None:
             raise
         warnings.warn(f"{opened.stored_at} is read from storage: {error}", stacklevel=2)
-        _load_optimizers(stored, held, optimizers)
+        _load_optimizers(stored, held, optimizers, relay)
 
 
-def _in_storage(opened: Opened) -> Opened | None:
+def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
     """The same save in storage; ``None`` if it was read from there, or another is there by now."""
     if opened.stored_at is None:
         return None
-    found = catalog.open_checkpoint(open_folder(opened.stored_at))
+    found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
     if found.manifest.save_id != opened.manifest.save_id:
         return None
     return replace(opened, folder=found.folder, manifest=found.manifest, stored_at=None)
 
 
-def _load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer]) -> None:
+def _load_optimizers(
+    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], relay: HostRelay | None
+) -> None:
     manifest = opened.manifest
     for index, optimizer in enumerate(optimizers):
         prefix = f"{OPTIMIZER}{index}/"
@@ -273,7 +298,7 @@ def _load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.opt
             )
         to_fill = list(held.optimizer_to_fill(optimizer, _stored(manifest, prefix)))
         state: dict[str, Any] = {**dict.fromkeys(names), **_targets(prefix, to_fill)}
-        sharded.load(state, opened.folder, manifest=manifest)
+        sharded.load(state, opened.folder, manifest=manifest, relay=relay)
         number_of = held.names_held(optimizer)
         entries: dict[int, dict[str, Any]] = {}
         for name in names:

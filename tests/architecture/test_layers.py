@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lightning_dist"
 
-BASE = ("errors", "config", "run_config", "events", "laws", "capabilities")
+BASE = ("errors", "config", "run_config", "events", "laws", "capabilities", "retry")
 # Pure by contract (DESIGN: plain values only); `topology.discover` and `topology.probe` talk to the world.
 PURE = (
     *("topology.spec", "topology.layout", "planning.memory_cost", "planning.activation_cost"),

@@ -59,15 +59,16 @@ class Retry:
     longest_wait_s: float = 20.0
     sleep: Callable[[float], None] = time.sleep
 
-    def call(self, attempt: Callable[[], _T], what: str) -> _T:
+    def call(self, attempt: Callable[[], _T], what: str, *, refusal: type[HierDistError] = StorageError) -> _T:
         """What ``attempt`` returns.
 
         Args:
             attempt: Called again after errors that may pass.
             what: Operation and place, e.g. ``write s3://bucket/a``, for the message.
+            refusal: Kind of error to raise.
 
         Raises:
-            StorageError: It failed for good.
+            HierDistError: Of that kind; it failed for good.
         """
         wait_s = self.first_wait_s
         for number in range(1, self.attempts + 1):
@@ -78,7 +79,7 @@ class Retry:
             except Exception as error:
                 if number == self.attempts or not may_pass(error):
                     tries = f" after {number} tries" if number > 1 else ""
-                    raise StorageError(f"cannot {what}{tries}: {failed(error)}{_advice(error)}") from error
+                    raise refusal(f"cannot {what}{tries}: {failed(error)}{_advice(error)}") from error
                 self.sleep(wait_s)
                 wait_s = min(2 * wait_s, self.longest_wait_s)
         raise ValueError(f"attempts must be at least 1, got {self.attempts}")
@@ -107,5 +108,5 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _advice(error: BaseException) -> str:
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return "; make room: hierdist checkpoint prune"
+        return "; make room there (old checkpoints: hierdist checkpoint prune)"
     return ""

@@ -1,0 +1,111 @@
+"""Streamed data as a LightningDataModule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import lightning.pytorch as pl
+
+from lightning_dist.config import DataConfig, from_mapping
+from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.replicas import of_nodes
+from lightning_dist.errors import ConfigError
+from lightning_dist.resuming import attach
+
+
+class ShardedDataModule(pl.LightningDataModule):
+    """Loaders of streamed data, for training, validation, test and prediction; under any strategy.
+
+    Args:
+        train: A folder, as a path or URL, a map-style data set, a :class:`~lightning_dist.data.source.Source`, or
+            several sources, which are mixed by their weights.
+        val: The same, for validation; a mapping of names gives a loader for each.
+        test: The same, for tests.
+        predict: The same, for prediction.
+        config: Options, or a mapping of them.
+        transform: Of a training sample, or of a sample and a numpy generator that is made for it.
+        eval_transform: Of the others' samples; the same as in training, if not given.
+        collate: Makes a batch of a list of samples; torch's ``default_collate`` by default.
+        epoch_samples: Samples of an epoch of a mixture.
+        eval_batch_size: Samples a rank and batch in evaluation; as in training, if not given.
+    """
+
+    def __init__(
+        self,
+        train: Any = None,
+        *,
+        val: Any = None,
+        test: Any = None,
+        predict: Any = None,
+        config: DataConfig | Mapping[str, Any] | None = None,
+        transform: Callable[..., Any] | None = None,
+        eval_transform: Callable[..., Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        epoch_samples: int | None = None,
+        eval_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = (
+            from_mapping("data", config, DataConfig) if isinstance(config, Mapping) else config or DataConfig()
+        )
+        self._data = {"train": train, "val": val, "test": test, "predict": predict}
+        self._transform = transform
+        self._eval_transform = eval_transform if eval_transform is not None else transform
+        self._collate = collate
+        self._epoch_samples = epoch_samples
+        self._eval_config = self.config
+        if eval_batch_size is not None:
+            self._eval_config = replace(self.config, batch_size=eval_batch_size)
+        self._loaders: list[ShardedLoader] = []
+
+    def train_dataloader(self) -> Any:
+        """Of training samples."""
+        return self._loader("train", "train")
+
+    def val_dataloader(self) -> Any:
+        """Of validation samples; none if there are none."""
+        return self._loader("val", "evaluate")
+
+    def test_dataloader(self) -> Any:
+        """Of test samples."""
+        return self._loader("test", "evaluate")
+
+    def predict_dataloader(self) -> Any:
+        """Of samples to predict, in the order of their files."""
+        return self._loader("predict", "predict")
+
+    def teardown(self, stage: str) -> None:
+        """End workers, and what is open."""
+        for loader in self._loaders:
+            loader.close()
+        self._loaders = []
+
+    def _loader(self, name: str, role: str) -> Any:
+        data = self._data[name]
+        if data is None:
+            if name == "val":
+                return []
+            raise ConfigError(f"ShardedDataModule has no data for this: write ShardedDataModule({name}=...)")
+        if isinstance(data, Mapping) and role != "train":
+            return {key: self._made(each, role) for key, each in data.items()}
+        return self._made(data, role)
+
+    def _made(self, data: Any, role: str) -> ShardedLoader:
+        trains = role == "train"
+        loader = ShardedLoader(
+            data,
+            config=self.config if trains else self._eval_config,
+            role=role,
+            transform=self._transform if trains else self._eval_transform,
+            collate=self._collate,
+            epoch_samples=self._epoch_samples if trains else None,
+        )
+        trainer = self.trainer
+        if trainer is not None:
+            part = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
+            loader.place(of_nodes(part["num_replicas"], part["rank"], trainer.num_nodes))
+            attach(trainer)
+        self._loaders.append(loader)
+        return loader
