@@ -110,8 +110,8 @@ def run_scenario(
                         arm=arm,
                         folder=data.get(ARMS[arm].data)[0],
                         store_url=store.url if scenario.stored else None,
-                        scratch=once.enter_context(_folder(placement)),
-                        memory=once.enter_context(_folder(placement, parent=Path("/dev/shm"))),
+                        scratch=once.enter_context(scratch(placement)),
+                        memory=once.enter_context(scratch(placement, parent=Path("/dev/shm"))),
                         batch_size=batch_size,
                         epochs=scenario.epochs,
                     )
@@ -132,7 +132,7 @@ def run_scenario(
 
 
 @contextmanager
-def _folder(names: Iterable[str], *, parent: Path | None = None) -> Iterator[Path]:
+def scratch(names: Iterable[str], *, parent: Path | None = None) -> Iterator[Path]:
     """A folder with others in it, removed at the end with all that libraries have left there."""
     with tempfile.TemporaryDirectory(prefix="hierdist-bench-", dir=parent) as path:
         for name in names:
