@@ -484,7 +484,9 @@ def test_bytes_from_shared_storage_are_counted(tmp_path: Path, workers: dict[str
     for path in (tmp_path / "data").iterdir():
         store.pipe(f"/{tmp_path.name}/{path.name}", path.read_bytes())
     events = EventStream()
-    loader = loader_of(f"memory://{tmp_path.name}", cache_dir=str(tmp_path / "cache"), last_batch="short", **workers)
+    loader = loader_of(
+        f"memory://{tmp_path.name}", cache_dir=str(tmp_path / "cache"), last_batch="short", **workers
+    )
     loader.place(Replicas(), events)
     sizes = sum(path.stat().st_size for path in (tmp_path / "data").glob("*.bin"))
     read = []
