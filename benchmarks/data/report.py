@@ -43,7 +43,7 @@ def _epochs(result: dict[str, Any]) -> Iterator[str]:
     size = result["num_samples"] * 4096 / 1e6
     yield f"{' + '.join(map(str, scenario['ranks']))} ranks, {size:.0f} MB of tokens, {where}."
     yield ""
-    faster = f"times that {base} is faster"
+    faster = f"times {base} is faster"
     yield f"| arm | cold, samples/s | {faster} | warm, samples/s | {faster} | first batch, s | sent, cold | sent, warm |"
     yield "|---|---|---|---|---|---|---|---|"
     for arm, row in arms.items():
@@ -71,7 +71,7 @@ def _faster(spread: dict[str, float] | None, is_base: bool) -> str:
 def _waiting(result: dict[str, Any]) -> Iterator[str]:
     yield (
         f"The example's GPT (10.8 million parameters), 2 + 2 ranks, {result['steps']} steps, samples of 64 KB of which "
-        "the model takes the first 129 tokens; the store's link has twice the rate that steps read at with data on disk."
+        "the model takes the first 129 tokens; the store's link has twice the rate that steps read at from disk."
     )
     yield ""
     yield "| arm | step, s | needed, MB/s | waited, of the steps' time | longest wait, s | first three batches, s |"
@@ -85,8 +85,8 @@ def _waiting(result: dict[str, Any]) -> Iterator[str]:
 
 def _startup(result: dict[str, Any]) -> Iterator[str]:
     yield (
-        f"{result['samples']:,} samples in {result['shards']:,} shards, an index of {result['index_bytes'] / 1e6:.1f} MB "
-        "on this host's disk; medians, in seconds."
+        f"{result['samples']:,} samples in {result['shards']:,} shards, an index of "
+        f"{result['index_bytes'] / 1e6:.1f} MB on this host's disk; medians, in seconds."
     )
     yield ""
     yield "| reading the index | loader to first batch | first state | resume in the middle to first batch |"
