@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scenario", nargs="+", choices=[*SCENARIOS, *OTHERS], default=[*SCENARIOS, *OTHERS])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="these of a scenario's arms only")
     parser.add_argument("--rounds", type=int, default=3, help="of all arms")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="a scenario begins no round that would end later")
     parser.add_argument("--megabytes", type=int, default=256, help="of tokens")
     parser.add_argument("--chunk-megabytes", type=int, default=4, help="what is fetched at once")
     parser.add_argument("--batch-size", type=int, default=16, help="samples a rank")
@@ -65,7 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if arguments.arms:
                     scenario = replace(scenario, arms=tuple(arm for arm in scenario.arms if arm in arguments.arms))
                 result = run_scenario(
-                    scenario, data, rounds=arguments.rounds, batch_size=arguments.batch_size, say=console.print
+                    scenario,
+                    data,
+                    rounds=arguments.rounds,
+                    batch_size=arguments.batch_size,
+                    limit_s=arguments.limit_s,
+                    say=console.print,
                 )
                 console.print(table(name, result))
             result["command"] = " ".join(["python -m benchmarks.data", *(sys.argv[1:] if argv is None else argv)])

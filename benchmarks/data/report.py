@@ -44,7 +44,7 @@ def _epochs(result: dict[str, Any]) -> Iterator[str]:
     yield f"{' + '.join(map(str, scenario['ranks']))} ranks, {size:.0f} MB of tokens, {where}."
     yield ""
     faster = f"times {base} is faster"
-    yield f"| arm | cold, samples/s | {faster} | warm, samples/s | {faster} | first batch, s | sent, cold | sent, warm |"
+    yield f"| arm | cold, samples/s | {faster} | warm, samples/s | {faster} | first batch, s | sent cold | sent warm |"
     yield "|---|---|---|---|---|---|---|---|"
     for arm, row in arms.items():
         sent = [f"{e['link_over_size']:.3f} ({e['served_over_size']:.3f})" for e in row["epochs"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -83,9 +84,16 @@ class DataSets:
 
 
 def run_scenario(
-    scenario: Scenario, data: DataSets, *, rounds: int, batch_size: int, say: Callable[[str], None]
+    scenario: Scenario,
+    data: DataSets,
+    *,
+    rounds: int,
+    batch_size: int,
+    limit_s: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """All rounds."""
+    """All rounds, but for those that would not end within ``limit_s`` seconds."""
+    start_s = time.monotonic()
     arms = tuple(arm for arm in scenario.arms if not ARMS[arm].is_missing)
     for arm in scenario.arms:
         if arm not in arms:
@@ -104,6 +112,10 @@ def run_scenario(
         store = stack.enter_context(HttpStore(data.root, host=host))
         host.set_rate(scenario.rate_mbit)
         for number in range(rounds):
+            taken_s = time.monotonic() - start_s
+            if number and taken_s * (number + 1) / number > limit_s:
+                say(f"  {number} rounds have taken {taken_s:.0f} s; another one would be too long")
+                break
             for arm in arms:
                 with ExitStack() as once:
                     job = Job(
