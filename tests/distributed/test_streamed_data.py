@@ -22,9 +22,9 @@ from tests.support.ranks import RankPool
 from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
-MIDDLES = [1, 3, 4, 6]  # of four steps an epoch: near the start, in the middle, at the end, in epoch 2
+MIDDLES = [3, 7, 9]  # of seven steps an epoch: in the middle, at its end, in the next
 EPOCH_ENDS = {"every_n_epochs": 1, "save_on_train_epoch_end": True}
-STEPS = {"max_epochs": -1, "max_steps": 9}
+STEPS = {"max_epochs": -1, "max_steps": 16}
 
 RESUMES: dict[str, tuple[Any, ...]] = {
     "plain": (Case(), MIDDLES),
@@ -32,7 +32,7 @@ RESUMES: dict[str, tuple[Any, ...]] = {
     "zero3": (Case("zero3", "bare", {"last_batch": "short"}), MIDDLES),
     "ddp": (Case("ddp", data={"workers": 2, "persistent": True}), MIDDLES),
     "ddp alone": (Case("ddp", "bare"), MIDDLES),
-    "processes": (Case(data={"workers": 2, "readers": "processes", "persistent": True}), [3, 6]),
+    "processes": (Case(data={"workers": 2, "readers": "processes", "persistent": True}), [3, 9]),
     "endless": (Case(data={"epoch": "endless", "workers": 2}), MIDDLES),
     "padded": (Case("ddp", data={"last_batch": "pad", "pin_memory": True}), MIDDLES),
     "dict": (Case("ddp", "dict"), MIDDLES),
@@ -55,6 +55,7 @@ RESUMES: dict[str, tuple[Any, ...]] = {
     "epoch ends": (Case(save=EPOCH_ENDS), None),
     "epoch ends, ddp": (Case("ddp", "bare", save=EPOCH_ENDS), None),
     "epoch ends, steps": (Case("async", "list", asks=True, trainer=STEPS, save=EPOCH_ENDS), None),
+    "epoch ends, beside": (Case("ddp", "beside", save=EPOCH_ENDS), None),
     "limited epoch ends": (Case("ddp", trainer={"limit_train_batches": 3}, save=EPOCH_ENDS), None),
 }
 
