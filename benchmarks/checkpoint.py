@@ -1,12 +1,25 @@
-"""How long a checkpoint holds training, and how long it takes to be on disk, beside what a user would use instead.
+"""How long a checkpoint holds training, how late it makes it, and how long it takes to be on disk, beside alternatives.
 
     python -m benchmarks.checkpoint --rounds 3
     python -m benchmarks.checkpoint --arms hierdist_async lightning --parameters 20e6
+    python -m benchmarks.checkpoint --placement own_core --arms hierdist_async nothing
 
-Two ranks with the same model and AdamW, so 12 bytes of state a parameter; each arm trains a few steps and saves between
-them. The first save of a run is left out: it allocates. ``stall`` is how long the training loop is held by a save,
-``durable`` how long until all of it is on disk; ``copy`` is a plain copy of the state by each rank into memory that is
-there. Arms take turns. Results go to ``benchmarks/results/``.
+Two ranks with the same model and AdamW, so 12 bytes of state a parameter; each arm trains a few steps, saves, and
+trains on, again and again. The first save of a run is left out: it allocates. Arms take turns.
+
+- ``stall``: how long the call of a save holds the loop;
+- ``late``: how much later than by undisturbed steps the loop is some steps after the save, the call included: what an
+  asynchronous save only puts off is in here;
+- ``longest``: by how much the longest of these steps is longer than an undisturbed one;
+- ``durable``: how long a save takes until all of it is written, when it is waited for at once;
+- ``unfinished``: how long the write went on after those steps;
+- ``step`` and ``step while writing``: undisturbed steps, and those that began and ended during a write.
+
+``copy`` is a plain copy of the state by each rank into memory that is there; ``nothing`` saves nothing and shows what
+of ``late`` is noise. With ``--placement own_core`` there is one rank, whose training has a core, and whose other
+threads have another; ``neighbour_copy`` and ``neighbour_write`` are processes without torch that copy, or write as
+much, on that other core: what any writer costs on this machine. Ratios are taken within a round. Beside them is noted
+which share of the machine's cores other processes had. Results go to ``benchmarks/results/``.
 """
 
 from __future__ import annotations
@@ -18,212 +31,190 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import lightning.pytorch as pl
-import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from lightning.pytorch.plugins.io import AsyncCheckpointIO
-from lightning.pytorch.strategies import DDPStrategy
+import psutil
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
+from benchmarks.checkpoint_arms import ARMS, Times, run_arm
 from benchmarks.ending import clean_up_when_terminated
 from benchmarks.record import RESULTS, commit, today
-from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.support.ranks import RankPool
-from tests.support.tasks import RankContext
 
-WIDTH = 2048
-SAVES = 4  # the first is left out; the last is waited for
-Times = dict[str, list[float]]
-
-
-class Blocks(pl.LightningModule):
-    """Square layers."""
-
-    def __init__(self, parameters: float) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        count = max(1, round(parameters / (WIDTH * WIDTH)))
-        self.net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count)))
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        return self.net(batch).pow(2).mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+DEFAULT_ARMS = (
+    "hierdist_async",
+    "hierdist_overlapped",
+    "lightning",
+    "lightning_async_io",
+    "dcp",
+    "dcp_async",
+    "dcp_async_overlapped",
+    "copy",
+    "nothing",
+)
+KEYS = ("stall", "late", "longest", "durable", "unfinished", "step", "step while writing")  # seconds
 
 
-class Saves(pl.Callback):
-    """Saves after each second step, and takes the time.
+class Target(NamedTuple):
+    """A ratio that is wanted, of the same round."""
 
-    Args:
-        save: Begins a save, given the trainer and a path; what it returns waits for its end.
-        folder: Where.
-    """
-
-    def __init__(self, save: Callable[[pl.Trainer, Path], Callable[[], None]], folder: Path) -> None:
-        self.save = save
-        self.folder = folder
-        self.times: Times = {"stall": [], "durable": [], "step": [], "step while writing": []}
-        self.count = 0
-        self._writing = False
-        self._start_s = 0.0
-
-    def on_train_batch_start(self, *_: Any) -> None:
-        self._start_s = time.perf_counter()
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        step_s = time.perf_counter() - self._start_s
-        if trainer.global_step > 2:
-            self.times["step while writing" if self._writing else "step"].append(step_s)
-        if trainer.global_step % 2:
-            return
-        dist.barrier()
-        self.count += 1
-        start_s = time.perf_counter()
-        wait = self.save(trainer, self.folder / f"{self.count}.ckpt")
-        stall_s = time.perf_counter() - start_s
-        self._writing = True
-        if self.count in (1, SAVES):
-            wait()
-            dist.barrier()
-            self._writing = False
-        if self.count == SAVES:
-            self.times["durable"].append(time.perf_counter() - start_s)
-        if self.count > 1:
-            self.times["stall"].append(stall_s)
+    key: str
+    arm: str
+    other_key: str
+    other: str
+    at_most: float
 
 
-def _nothing_left() -> None:
-    """Who has waited for all of it has nothing left to wait for."""
-
-
-def _by_trainer(trainer: pl.Trainer, path: Path) -> Callable[[], None]:
-    trainer.save_checkpoint(path)
-    saver = getattr(trainer.strategy, "_saver", None)
-    return _nothing_left if saver is None else saver.finish
-
-
-def _state(trainer: pl.Trainer) -> dict[str, Any]:
-    return {"model": trainer.lightning_module.state_dict(), "optimizer": trainer.optimizers[0].state_dict()}
-
-
-def _by_dcp(trainer: pl.Trainer, path: Path) -> Callable[[], None]:
-    dcp.save(_state(trainer), checkpoint_id=path)
-    return _nothing_left
-
-
-class _DcpAsync:
-    """``async_save`` in a thread, on a group of its own."""
-
-    def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo")
-        self._running: Any = None
-
-    def __call__(self, trainer: pl.Trainer, path: Path) -> Callable[[], None]:
-        if self._running is not None:
-            self._running.result()
-        self._running = dcp.async_save(_state(trainer), checkpoint_id=path, process_group=self._group)
-        return lambda: self._running.result() and None
-
-
-class _Copy:
-    """Into memory that is there."""
-
-    def __init__(self) -> None:
-        self._memory: list[torch.Tensor] = []
-
-    def __call__(self, trainer: pl.Trainer, path: Path) -> Callable[[], None]:
-        optimizer = trainer.optimizers[0]
-        tensors = [p.detach() for p in trainer.lightning_module.parameters()]
-        tensors += [v for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v)]
-        if not self._memory:
-            self._memory = [torch.empty_like(tensor) for tensor in tensors]
-        for memory, tensor in zip(self._memory, tensors, strict=True):
-            memory.copy_(tensor)
-        return _nothing_left
-
-
-ARMS: dict[str, Callable[[], tuple[Any, Callable[[pl.Trainer, Path], Callable[[], None]], list[Any]]]] = {
-    "hierdist_async": lambda: (strategy_of(checkpoint="async_sharded"), _by_trainer, []),
-    "hierdist_sharded": lambda: (strategy_of(checkpoint="sharded"), _by_trainer, []),
-    "hierdist_zero2_async": lambda: (strategy_of(parallel="zero2", checkpoint="async_sharded"), _by_trainer, []),
-    "lightning": lambda: (DDPStrategy(), _by_trainer, []),
-    "lightning_async_io": lambda: (DDPStrategy(), _by_trainer, [AsyncCheckpointIO()]),
-    "dcp": lambda: (DDPStrategy(), _by_dcp, []),
-    "dcp_async": lambda: (DDPStrategy(), _DcpAsync(), []),
-    "copy": lambda: (DDPStrategy(), _Copy(), []),
-}
-
-
-def run_arm(context: RankContext, arm: str, parameters: float, folder: str) -> Times:
-    """Train and save on this rank."""
-    strategy, save, plugins = ARMS[arm]()
-    callback = Saves(save, Path(folder))
-    trainer = trainer_on_pool(
-        context, strategy, callbacks=[callback], max_steps=2 * SAVES, max_epochs=-1, plugins=plugins
+TARGETS = tuple(
+    target
+    for own in ("hierdist_async", "hierdist_overlapped")
+    for target in (
+        Target("stall", own, "stall", "lightning", 1 / 20),
+        Target("stall", own, "stall", "copy", 1.5),
+        Target("stall", own, "stall", "lightning_async_io", 1 / 10),
+        Target("stall", own, "stall", "dcp_async", 1 / 10),
+        Target("durable", own, "durable", "dcp", 1.1),
+        Target("late", own, "late", "lightning", 1.0),
+        Target("late", own, "late", "dcp_async", 1.0),
+        Target("late", own, "late", "lightning_async_io", 1.0),
     )
-    trainer.fit(Blocks(parameters), loader_of([torch.ones(2, WIDTH)] * 2 * SAVES))
-    return callback.times
+) + tuple(
+    Target("step while writing", arm, "step", arm, 1 / 0.9)
+    for arm in ("hierdist_async", "hierdist_overlapped", "dcp_async", "neighbour_copy", "neighbour_write")
+)
+
+
+def run_once(pool: RankPool, arm: str, arguments: argparse.Namespace) -> Times:
+    """One run of an arm; the slowest rank's times."""
+    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
+    own_core = arguments.placement == "own_core"
+    try:
+        ranks = pool.run(
+            run_arm,
+            world_size=1 if own_core else 2,
+            args=(arm, arguments.parameters, str(folder)),
+            kwargs={"own_core": own_core},
+            deadline_s=300,
+        )
+    finally:
+        shutil.rmtree(folder)
+    return {key: [max(values) for values in zip(*(r[key] for r in ranks), strict=False)] for key in KEYS}
+
+
+class Others:
+    """What of the machine other processes take, from when it is made."""
+
+    def __init__(self) -> None:
+        self._start = self._seconds()
+
+    def share(self) -> float:
+        """Of all cores."""
+        busy, own, idle = (now - then for now, then in zip(self._seconds(), self._start, strict=True))
+        return max(0.0, busy - own) / (busy + idle)
+
+    def _seconds(self) -> tuple[float, float, float]:
+        cores = psutil.cpu_times()
+        idle = cores.idle + cores.iowait
+        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        own = [process.cpu_times() for process in family]
+        return sum(cores) - idle - cores.guest - cores.guest_nice, sum(t.user + t.system for t in own), idle
+
+
+def median(times: Sequence[Times], key: str) -> float | None:
+    """Over runs; ``None`` where there is nothing."""
+    values = [value for each in times for value in each[key]]
+    return statistics.median(values) if values else None
+
+
+def due(rounds: dict[str, list[Times]], arms: Sequence[str], wanted: int) -> str | None:
+    """The next arm, one round after another; ``None`` if all have as many as are wanted."""
+    arm = min(arms, key=lambda each: len(rounds.get(each, ())))  # of several, the first
+    return arm if len(rounds.get(arm, ())) < wanted else None
+
+
+def ratios(rounds: dict[str, list[Times]], target: Target) -> list[float]:
+    """Of each round."""
+    found = []
+    for own, other in zip(rounds.get(target.arm, ()), rounds.get(target.other, ()), strict=False):
+        above, below = median([own], target.key), median([other], target.other_key)
+        if above is not None and below:
+            found.append(above / below)
+    return found
+
+
+def summary(rounds: dict[str, list[Times]]) -> dict[str, Any]:
+    """Medians of each arm, and how targets are met."""
+    targets = []
+    for target in TARGETS:
+        found = ratios(rounds, target)
+        if found:
+            spread = {"median": statistics.median(found), "least": min(found), "most": max(found)}
+            targets.append({**target._asdict(), **spread})
+    return {
+        "medians": {arm: {key: median(runs, key) for key in KEYS} for arm, runs in rounds.items()},
+        "ratios": targets,
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Two tables."""
+    console = Console(width=140)
+    table = Table("arm", *(f"{key}, s" for key in KEYS), "others")
+    for arm, medians in found["medians"].items():
+        table.add_row(arm, *("-" if value is None else f"{value:.3f}" for value in medians.values()))
+    console.print(table)
+    table = Table("ratio", "at most", "median", "least", "most")
+    for each in found["ratios"]:
+        name = f"{each['key']} of {each['arm']} / {each['other_key']} of {each['other']}"
+        table.add_row(name, *(f"{each[key]:.3f}" for key in ("at_most", "median", "least", "most")))
+    console.print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the arms in turn and write what they took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of each arm, with those that --append finds")
+    parser.add_argument(
+        "--others", type=float, default=1.0, help="do a run again if other processes had more of all cores than this"
+    )
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no arm after so many seconds")
     parser.add_argument("--parameters", type=float, default=100e6)
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
+    parser.add_argument("--placement", default="shared", choices=["shared", "own_core"])
+    parser.add_argument("--arms", nargs="+", default=list(DEFAULT_ARMS), choices=list(ARMS))
     parser.add_argument("--folder", type=Path, help="where to write checkpoints (default: a temporary folder)")
-    parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-checkpoint.json")
+    parser.add_argument(
+        "--output", type=Path, help="JSON file; default: benchmarks/results/<date>-checkpoint-loop.json"
+    )
+    parser.add_argument("--append", action="store_true", help="go on with the rounds of the file")
     arguments = parser.parse_args(argv)
-    seen: dict[str, list[Times]] = {arm: [] for arm in arguments.arms}
-    for number in range(arguments.rounds):
-        for arm in arguments.arms:
-            folder = Path(tempfile.mkdtemp(dir=arguments.folder))
-            try:
-                with RankPool() as pool:
-                    ranks = pool.run(
-                        run_arm, world_size=2, args=(arm, arguments.parameters, str(folder)), deadline_s=300
-                    )
-            finally:
-                shutil.rmtree(folder)
-            seen[arm].append(
-                {key: [max(values) for values in zip(*(r[key] for r in ranks), strict=True)] for key in ranks[0]}
-            )
-            print(
-                number, arm, {key: [round(v, 2) for v in values] for key, values in seen[arm][-1].items()}, flush=True
-            )
-    document = {
-        "date": today(),
-        "commit": commit(),
-        "command": " ".join(["python -m benchmarks.checkpoint", *(sys.argv[1:] if argv is None else argv)]),
-        "parameters": arguments.parameters,
-        "rounds": seen,
-        "medians": {arm: _medians(rounds) for arm, rounds in seen.items()},
-    }
-    output = arguments.output or RESULTS / f"{today()}-checkpoint.json"
-    output.write_text(json.dumps(document, indent=1) + "\n")
-    table = Table("arm", "stall, s", "durable, s", "step, s", "step while writing, s")
-    for arm, medians in document["medians"].items():
-        table.add_row(
-            arm,
-            *(
-                f"{medians[key]:.3f}" if medians[key] else "-"
-                for key in ("stall", "durable", "step", "step while writing")
-            ),
-        )
-    Console(width=120).print(table)
+    output = arguments.output or RESULTS / f"{today()}-checkpoint-loop.json"
+    document: dict[str, Any] = {"date": today(), "runs": {}}
+    if arguments.append and output.exists():
+        document = json.loads(output.read_text())
+    run = document["runs"].setdefault(arguments.placement, {"commands": [], "parameters": arguments.parameters})
+    run["commands"].append(
+        f"{commit()}: " + " ".join(["python -m benchmarks.checkpoint", *(sys.argv[1:] if argv is None else argv)])
+    )
+    rounds: dict[str, list[Times]] = run.setdefault("rounds", {})
+    for runs in rounds.values():
+        runs[:] = [each for each in runs if each["others"][0] <= arguments.others]
+    end_s = time.monotonic() + arguments.limit_s
+    with RankPool() as pool:
+        while time.monotonic() < end_s and (arm := due(rounds, arguments.arms, arguments.rounds)) is not None:
+            others = Others()
+            times = run_once(pool, arm, arguments)
+            times["others"] = [others.share()]
+            print(arm, {key: [round(v, 3) for v in values] for key, values in times.items()}, flush=True)
+            if times["others"][0] > arguments.others:
+                continue
+            rounds.setdefault(arm, []).append(times)
+            run.update(summary(rounds))
+            output.write_text(json.dumps(document, indent=1) + "\n")
+    show(run)
     return 0
-
-
-def _medians(rounds: list[Times]) -> dict[str, float]:
-    return {key: statistics.median([v for times in rounds for v in times[key]] or [0.0]) for key in rounds[0]}
 
 
 if __name__ == "__main__":

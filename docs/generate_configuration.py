@@ -18,7 +18,7 @@ GROUPS = {  # group -> names of its schemas
     "sync": ("sync",),
     "topology": ("topology",),
     "recompute": ("recompute",),
-    "data": ("data_text", "data_synthetic"),
+    "data": ("data_sharded", "data_text", "data_synthetic"),
     "model": ("model_gpt", "model_mlp"),
     "optimizer": ("optimizer_adamw", "optimizer_sgd"),
     "trainer": ("trainer",),

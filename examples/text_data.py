@@ -1,4 +1,4 @@
-"""The data of the examples: text as bytes, read whole or by rank, and random samples.
+"""The data of the examples: text in token shards, text as bytes, and random samples.
 
 By default the text is English that every Python ships: the reference of the language (``pydoc_data.topics``) and the
 docstrings of the standard library.
@@ -10,15 +10,19 @@ import functools
 import pydoc_data.topics
 import re
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
+from lightning_dist import ShardedDataModule, Source
+from lightning_dist.data.formats.tokens import TokensFormat
+from lightning_dist.data.token_writer import TokenSettings, write_tokens
 from lightning_dist.errors import ConfigError
-from lightning_dist.run_config import GPTConfig, MLPConfig, SyntheticDataConfig, TextDataConfig
+from lightning_dist.run_config import GPTConfig, MLPConfig, ShardedDataConfig, SyntheticDataConfig, TextDataConfig
 
 Sample = tuple[Tensor, Tensor]
 
@@ -108,17 +112,73 @@ class RandomSamples(Dataset[Sample]):
         return vector, vector.flip(0)
 
 
-class ExampleData(pl.LightningDataModule):
-    """Training and validation loaders.
+class StreamedText(ShardedDataModule):
+    """Text in token shards, streamed: ``data=sharded``.
 
-    - ``sharded``: a rank reads its own part of the training text only, and goes through it in an order of its own.
-    - ``naive``: every rank opens all text; Lightning injects its distributed sampler.
-    - ``synthetic``: random samples; Lightning injects its distributed sampler.
+    Args:
+        data: Where the shards are, or the text to make them of.
+        model: Says how long sequences may be.
+        folder: Of the run; shards are made here.
+        seed: Of the run.
+    """
+
+    def __init__(self, data: ShardedDataConfig, model: GPTConfig, folder: Path, *, seed: int) -> None:
+        self.data = data
+        self.seq_len = data.seq_len or model.block_size
+        self._text = Text(data.path) if data.url is None else None
+        url = data.url.rstrip("/") if data.url is not None else str(folder / "text")
+        self._urls = {"train": f"{url}/train"}
+        if data.val_fraction > 0:
+            self._urls["val"] = f"{url}/val"
+        sources = {part: Source(place, format=TokensFormat(seq_len=self.seq_len)) for part, place in self._urls.items()}
+        config = replace(data, seed=data.seed + seed)
+        super().__init__(sources["train"], val=sources.get("val"), config=config, transform=inputs_and_targets)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether anything is kept for validation."""
+        return "val" in self._urls
+
+    def check(self, world_size: int) -> None:
+        """Refuse data too small for so many ranks; called before any process starts.
+
+        Raises:
+            ConfigError: A rank would not fill one batch.
+            DataError: There are no shards.
+        """
+        if self._text is not None:
+            check_size(self._text, self.data, self.seq_len, world_size, has_validation=self.has_validation)
+            return
+        for part, url in self._urls.items():
+            samples = Source(url, format=TokensFormat(seq_len=self.seq_len)).index.num_samples
+            wanted = world_size * (self.data.batch_size if part == "train" else 1)
+            if samples < wanted:
+                raise ConfigError(
+                    f"{url} has {samples} sequences of {self.seq_len} tokens; {world_size} ranks need at least "
+                    f"{wanted}: give more text, or lower data.batch_size or data.seq_len"
+                )
+
+    def prepare_data(self) -> None:
+        """Make shards of the text, once a host; those that are there are left alone."""
+        if self._text is None:
+            return
+        train, val = split(self._text, self.data)
+        parts = {"train": self._text.read(0, train), "val": self._text.read(train, train + val)}
+        settings = TokenSettings(seq_len=self.seq_len, shard_size="1MiB", chunk_size="64KiB")
+        for part, url in self._urls.items():
+            write_tokens([parts[part]], out=url, settings=settings, workers=1)
+
+
+class ExampleData(pl.LightningDataModule):
+    """Training and validation loaders of plain data sets; Lightning injects its distributed sampler.
+
+    - ``naive``: every rank opens all text.
+    - ``synthetic``: random samples.
 
     Args:
         data: What to read.
         model: Says how long sequences may be, or how wide vectors are.
-        seed: Of the order of samples.
+        seed: Of random samples.
     """
 
     def __init__(self, data: TextDataConfig | SyntheticDataConfig, model: GPTConfig | MLPConfig, *, seed: int) -> None:
@@ -142,50 +202,14 @@ class ExampleData(pl.LightningDataModule):
         Raises:
             ConfigError: A rank would not fill one batch.
         """
-        if self._text is None:
-            return
-        wanted = world_size * self.data.batch_size * self.seq_len + 1
-        train, val = self._split()
-        if train < wanted or (self.has_validation and val < self.seq_len + 1):
-            raise ConfigError(
-                f"the text has {self._text.size} bytes, {train} for training and {val} for validation; "
-                f"{world_size} ranks need at least {wanted} for training and {self.seq_len + 1} for validation: "
-                "give more text by data.path, or lower data.batch_size or data.seq_len"
-            )
+        if self._text is not None and isinstance(self.data, TextDataConfig):
+            check_size(self._text, self.data, self.seq_len, world_size, has_validation=self.has_validation)
 
     def train_dataloader(self) -> DataLoader[Sample]:
-        if self.data.kind != "sharded":
-            return self._loader(self._whole("train"), shuffle=True)
-        assert self._text is not None
-        world_size, rank = self._place()
-        train, _ = self._split()
-        per_rank = (train - 1) // self.seq_len // world_size * self.seq_len
-        dataset = Windows(self._text.read(rank * per_rank, (rank + 1) * per_rank + 1), self.seq_len)
-        # A DistributedSampler, which Lightning leaves alone and tells the epoch; of one replica, the part being ours.
-        sampler = DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True, seed=self.seed)
-        return self._loader(dataset, sampler=sampler)
+        return self._loader(self._whole("train"), shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Sample]:
-        dataset = self._whole("val")
-        if self.data.kind != "sharded":
-            return self._loader(dataset)
-        world_size, rank = self._place()
-        sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank, shuffle=False)  # type: ignore[arg-type]
-        return self._loader(dataset, sampler=sampler)
-
-    def _place(self) -> tuple[int, int]:
-        if self.trainer is None:
-            return 1, 0
-        part = self.trainer.distributed_sampler_kwargs  # ranks that share layers read the same
-        assert part is not None, "the strategy is a parallel one"
-        return part["num_replicas"], part["rank"]
-
-    def _split(self) -> tuple[int, int]:
-        """Bytes for training and for validation."""
-        assert self._text is not None
-        assert isinstance(self.data, TextDataConfig)
-        val = int(self._text.size * self.data.val_fraction)
-        return self._text.size - val, val
+        return self._loader(self._whole("val"))
 
     def _whole(self, stage: str) -> Dataset[Sample]:
         if isinstance(self.data, SyntheticDataConfig):
@@ -193,22 +217,49 @@ class ExampleData(pl.LightningDataModule):
             seed = 2 * self.seed + (stage == "val")
             return RandomSamples(self.model, num_samples=count, seq_len=self.seq_len, seed=seed)
         assert self._text is not None
-        train, _ = self._split()
+        train, _ = split(self._text, self.data)
         start, stop = (0, train) if stage == "train" else (train, self._text.size)
         return Windows(self._text.read(start, stop), self.seq_len)
 
-    def _loader(
-        self, dataset: Dataset[Sample], *, shuffle: bool = False, sampler: DistributedSampler[Sample] | None = None
-    ) -> DataLoader[Sample]:
+    def _loader(self, dataset: Dataset[Sample], *, shuffle: bool = False) -> DataLoader[Sample]:
         return DataLoader(
             dataset,
             batch_size=self.data.batch_size,
             shuffle=shuffle,
-            sampler=sampler,
             num_workers=self.data.workers,
             persistent_workers=self.data.workers > 0,
             pin_memory=torch.cuda.is_available(),
-            drop_last=shuffle or (sampler is not None and sampler.shuffle),
+            drop_last=shuffle,
+        )
+
+
+def inputs_and_targets(tokens: Tensor) -> Sample:
+    """(seq_len + 1,) -> two of (seq_len,): the tokens, and the same shifted by one."""
+    return tokens[:-1], tokens[1:]
+
+
+def split(text: Text, data: TextDataConfig | ShardedDataConfig) -> tuple[int, int]:
+    """Bytes for training and for validation."""
+    val = int(text.size * data.val_fraction)
+    return text.size - val, val
+
+
+def check_size(
+    text: Text, data: TextDataConfig | ShardedDataConfig, seq_len: int, world_size: int, *, has_validation: bool
+) -> None:
+    """Refuse a text too small for so many ranks.
+
+    Raises:
+        ConfigError: A rank would not fill one batch.
+    """
+    wanted = world_size * data.batch_size * seq_len + 1
+    wanted_val = (world_size if isinstance(data, ShardedDataConfig) else 1) * seq_len + 1
+    train, val = split(text, data)
+    if train < wanted or (has_validation and val < wanted_val):
+        raise ConfigError(
+            f"the text has {text.size} bytes, {train} for training and {val} for validation; "
+            f"{world_size} ranks need at least {wanted} for training and {wanted_val} for validation: "
+            "give more text by data.path, or lower data.batch_size or data.seq_len"
         )
 
 

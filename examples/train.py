@@ -30,13 +30,13 @@ from model import GPT, Learner
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
-from text_data import ExampleData
+from text_data import ExampleData, StreamedText
 
 from lightning_dist import AsyncShardedCheckpoint, HierDistStrategy, PipelinePicture
 from lightning_dist.config_store import check_overrides, register, to_run_config
-from lightning_dist.errors import ConfigError, LaunchError, TopologyError
+from lightning_dist.errors import ConfigError, DataError, LaunchError, TopologyError
 from lightning_dist.launch import check_environment, job
-from lightning_dist.run_config import RunConfig
+from lightning_dist.run_config import RunConfig, ShardedDataConfig
 
 
 class ProgressBar(RichProgressBar):
@@ -133,7 +133,11 @@ def train(run: RunConfig, folder: Path) -> None:
     if run.ckpt_path not in (None, "last", "best") and not Path(run.ckpt_path).exists():
         raise ConfigError(f"ckpt_path={run.ckpt_path} does not exist")
     pl.seed_everything(run.seed, workers=True, verbose=False)
-    data = ExampleData(run.data, run.model, seed=run.seed)
+    data: ExampleData | StreamedText
+    if isinstance(run.data, ShardedDataConfig):
+        data = StreamedText(run.data, run.model, folder, seed=run.seed)
+    else:
+        data = ExampleData(run.data, run.model, seed=run.seed)
     trainer = make_trainer(run, folder, validate=data.has_validation)
     check_environment(trainer.num_devices, trainer.num_nodes, os.environ)
     data.check(trainer.world_size)
@@ -201,7 +205,7 @@ def main(config: DictConfig) -> None:
     try:
         run = to_run_config(config)
         train(run, Path(HydraConfig.get().runtime.output_dir))
-    except (ConfigError, LaunchError, TopologyError) as error:
+    except (ConfigError, DataError, LaunchError, TopologyError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
 

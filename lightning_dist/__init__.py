@@ -13,6 +13,7 @@ from lightning_dist.callbacks import AsyncShardedCheckpoint, PipelinePicture
 from lightning_dist.config import CheckpointConfig, DataConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.source import Source
+from lightning_dist.data.token_writer import TokenSettings, write_tokens
 from lightning_dist.data_module import ShardedDataModule
 from lightning_dist.folder_io import load_from_checkpoint
 from lightning_dist.parallel.pipeline import PipelineLayer
@@ -36,9 +37,11 @@ __all__ = [
     "ShardedLoader",
     "Source",
     "SyncConfig",
+    "TokenSettings",
     "TopologyConfig",
     "__version__",
     "load_from_checkpoint",
+    "write_tokens",
 ]
 
 register_strategies(StrategyRegistry)

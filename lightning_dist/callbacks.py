@@ -144,6 +144,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         agreement = build.open_agreement(run) if trainer.world_size > 1 else None
         setting = Setting(run, ParallelConfig(), sync, {}, trainer.precision_plugin, agreement, rank_zero_info)
         self._mode = Mode(setting, pl_module)
+        checkpoints.refuse(trainer, self._mode, self._config)
         self._saver = build.open_checkpoint_saver(run, self._config, agreement)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -163,16 +164,24 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         self._log_saved(trainer)
         self._keep_pace(trainer)
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let what is being copied be copied: callbacks may swap other weights in."""
+        super().on_validation_start(trainer, pl_module)
+        if self._saver is not None:
+            self._saver.settle()
+
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Wait for the last one."""
         super().on_train_end(trainer, pl_module)
         saver = self._saver_of(trainer)
         if saver is not None:
             saver.finish()
-            self._log_saved(trainer)
+        self._log_saved(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Save if asked to, and let the other ranks know, who may wait for a checkpoint."""
+        if self._saver is not None:
+            self._saver.settle()
         try:
             super().on_exception(trainer, pl_module, exception)
         except HierDistError as error:  # the exception is what is to be raised
@@ -197,14 +206,8 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         return trainer.strategy._saver if isinstance(trainer.strategy, StateStrategy) else self._saver
 
     def _log_saved(self, trainer: pl.Trainer) -> None:
-        saver = self._saver_of(trainer)
-        saved = saver.last_saved if saver is not None and trainer.is_global_zero else None
-        if saver is None or saved is None or saved is self._logged:
-            return
-        self._logged = saved
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # what Lightning logs under
-        for logger in trainer.loggers:
-            logger.log_metrics(_metrics_of(saved, saver.skipped), step=step)
+        if self._saver is not None:  # the strategy's own are logged by it
+            self._logged = checkpoints.log_saved(trainer, self._saver, self._logged)
 
     def _keep_pace(self, trainer: pl.Trainer) -> None:
         """After a step that may have saved: measure, and choose the interval alike on all ranks."""
@@ -216,7 +219,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         started, saved = saver.last_started, saver.last_saved
         measured = pace.saved(
             step,
-            hold_s=started.stall_s,
+            hold_s=started.stall_s + started.late_s,
             wait_s=started.wait_s,
             write_s=0.0 if saved is None else saved.background_s,
             is_skipped=started.is_skipped,
@@ -226,6 +229,17 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         chosen = pace.settle(Measured(*saver.slowest(measured)))
         if chosen is not None:
             rank_zero_info(f"hierdist: {chosen}")
+
+    def _find_last_checkpoints(self, trainer: pl.Trainer) -> set[str]:
+        """For ``ckpt_path="last"``: those that are committed. Of URLs Lightning 2.6 loses the protocol and then finds
+        nothing, and takes the age of a file only: there it is given the marker.
+        """
+        found = super()._find_last_checkpoints(trainer)
+        is_local = "file" in self._fs.protocol
+        paths = {path if is_local else str(self._fs.unstrip_protocol(path)) for path in found}
+        markers = {path: checkpoints.marker_of(path) for path in paths if checkpoints.is_sharded(path)}
+        folders = {path if is_local else marker for path, marker in markers.items() if marker is not None}
+        return folders | (paths - set(markers))
 
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         if self._saver is None or self._mode is None:
@@ -238,6 +252,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             mode=self._mode,
             optimizers=[unwrapped(each) for each in trainer.optimizers],
         )
+        self._saver.let_begin()
         self._last_global_step_saved = trainer.global_step
         self._last_checkpoint_saved = filepath
         if trainer.is_global_zero:
@@ -278,19 +293,6 @@ def _pace(every: str | None, mtbf_h: float | None, restart_s: float, arguments: 
             "out, or add a second callback with it"
         )
     return SavePace(mtbf_h * 3600, restart_s=restart_s)
-
-
-def _metrics_of(saved: build.Saved, skipped: int) -> dict[str, float]:
-    metrics: dict[str, float] = {
-        "checkpoint/stall_s": saved.stall_s,
-        "checkpoint/background_s": saved.background_s,
-        "checkpoint/rank_bytes": saved.rank_bytes,
-        "checkpoint/skipped": skipped,
-    }
-    if saved.total_bytes is not None:
-        metrics["checkpoint/total_bytes"] = saved.total_bytes
-        metrics["checkpoint/bytes_per_s"] = saved.total_bytes / max(saved.background_s, 1e-9)
-    return metrics
 
 
 def _link(target: str, link: str) -> None:

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO
 
-from lightning_dist.modes import checkpoints
+from lightning_dist.modes import checkpoints, whole_checkpoints
 
 _Module = TypeVar("_Module", bound=pl.LightningModule)
 
@@ -33,8 +33,9 @@ class FolderCheckpointIO(CheckpointIO):
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a file, or all of a sharded checkpoint, into CPU memory."""
-        if checkpoints.is_sharded(os.fspath(path)):
-            return checkpoints.load_whole(os.fspath(path))
+        folder = checkpoints.without_marker(os.fspath(path))
+        if checkpoints.is_sharded(folder):
+            return whole_checkpoints.load_whole(folder)
         return self._files.load_checkpoint(path, map_location, weights_only)
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -58,6 +59,6 @@ def load_from_checkpoint(kind: type[_Module], path: str | os.PathLike[str], **ar
         **arguments: Of :meth:`~lightning.pytorch.LightningModule.load_from_checkpoint`.
     """
     file = io.BytesIO()
-    torch.save(checkpoints.load_whole(os.fspath(path), weights_only=True), file)
+    torch.save(whole_checkpoints.load_whole(os.fspath(path), weights_only=True), file)
     file.seek(0)
     return kind.load_from_checkpoint(file, **arguments)

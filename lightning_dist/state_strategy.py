@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_dist import build
-from lightning_dist.checkpoint.catalog import Checkpoint, open_checkpoint
+from lightning_dist.checkpoint import sharded
+from lightning_dist.checkpoint.catalog import Checkpoint
 from lightning_dist.checkpoint.storage import open_folder
+from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.errors import CheckpointError
 from lightning_dist.modes import Mode, checkpoints
@@ -49,20 +52,33 @@ class StateStrategy(RankStrategy):
         self._was_on_meta = False
         self._mode: Mode | None = None
         self._saver: build.CheckpointSaver | None = None
+        self._logged: build.Saved | None = None
+        self._saves_at_once = False
         self._presence: socket.socket | None = None  # what is in memory stays there until this run has saved, too
 
     def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
         """At the start of a fit."""
         if self.checkpoint_config.is_sharded:
             assert self._run is not None
-            checkpoints.refuse(trainer, mode)
+            checkpoints.refuse(trainer, mode, self.checkpoint_config)
             self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
+
+    def _settle_copy(self) -> None:
+        """Before anything but an optimizer's step may change weights, or the optimizer's state."""
+        if self._saver is not None:
+            self._saver.settle()
 
     def _finish_saving(self) -> None:
         """At the end of a fit."""
         if self._saver is not None:
             self._saver.finish()
+            self._log_saved()
             self._saver.end_memory()
+
+    def _log_saved(self) -> None:
+        """Log what the newest checkpoint took, once it is committed."""
+        if self._saver is not None and self.lightning_module is not None:
+            self._logged = checkpoints.log_saved(self.lightning_module.trainer, self._saver, self._logged)
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -89,13 +105,13 @@ class StateStrategy(RankStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Take whole states; each rank keeps its part. Those of a sharded checkpoint are read now."""
+        self._settle_copy()
         opened = checkpoint.get(checkpoints.OPENED)
         if opened is not None:
             assert self._mode is not None
-            with self._naming_failures("loading a checkpoint"):
-                checkpoints.load_optimizers(
-                    opened, self._mode.held_state(), [unwrapped(each) for each in self.optimizers]
-                )
+            optimizers = [unwrapped(each) for each in self.optimizers]
+            with self._naming_failures("loading a checkpoint"), self._reading_with_host() as relay:
+                checkpoints.load_optimizers(opened, self._mode.held_state(), optimizers, relay=relay)
             return
         if self._mode is not None:
             states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
@@ -107,25 +123,51 @@ class StateStrategy(RankStrategy):
         if self._saver is None or self._mode is None:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        checkpoints.save(
+        path = os.fspath(filepath)
+        if self._saves_at_once:
+            # Ranks have counted the preempted run's checkpoints, and may have seen the first file of this one.
+            path = self.broadcast(path)
+        save = functools.partial(
+            checkpoints.save,
             self._saver,
             checkpoint,
-            os.fspath(filepath),
             mode=self._mode,
             optimizers=[unwrapped(each) for each in self.optimizers],
             storage_options=storage_options,
         )
+        if self._saves_at_once:
+            checkpoints.save_at_once(save, self._saver, path, moves=self.is_global_zero)
+        else:
+            save(path)
+
+    @contextlib.contextmanager
+    def _saving_at_once(self) -> Generator[None, None, None]:
+        """Inside, a checkpoint is whole when saving returns, or not there; for what must not wait for the next step."""
+        self._saves_at_once = True
+        try:
+            yield
+        finally:
+            self._saves_at_once = False
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks; the Trainer's call to save a checkpoint ends with it."""
+        super().barrier(name)
+        if self._saver is not None:
+            self._saver.let_begin()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
-        path = os.fspath(checkpoint_path)
+        self._settle_copy()
+        path = checkpoints.without_marker(os.fspath(checkpoint_path))
         loaded = self._load_from_memory(path)
         if loaded is not None:
             return loaded
-        if not checkpoints.is_sharded(path):
+        with self._naming_failures("looking for a checkpoint"):
+            is_sharded = self._is_sharded(path)
+        if not is_sharded:
             return super().load_checkpoint(checkpoint_path, weights_only)
-        with self._naming_failures("loading a checkpoint"):
-            return self._load_sharded(open_checkpoint(open_folder(path)))
+        with self._naming_failures("loading a checkpoint"), self._reading_with_host() as relay:
+            return self._load_sharded(sharded.open_checkpoint(open_folder(path), relay=relay), relay)
 
     def _load_from_memory(self, path: str) -> dict[str, Any] | None:
         if self.checkpoint_config.replica == "off" or self._run is None:
@@ -138,16 +180,34 @@ class StateStrategy(RankStrategy):
                 self._presence.close()
             self._presence = kept.presence
             try:
-                loaded = self._load_sharded(kept.checkpoint, stored_at=path)
+                with self._reading_with_host() as relay:
+                    loaded = self._load_sharded(kept.checkpoint, relay, stored_at=path)
             except CheckpointError as error:  # the same on all ranks
                 warnings.warn(f"{path} is read from storage: {error}", stacklevel=2)
                 return None
         rank_zero_info(f"hierdist: {path} is read from memory: {kept.checkpoint.folder.url}")
         return loaded
 
-    def _load_sharded(self, checkpoint: Checkpoint, *, stored_at: str | None = None) -> dict[str, Any]:
+    def _load_sharded(
+        self, checkpoint: Checkpoint, relay: HostRelay | None, *, stored_at: str | None = None
+    ) -> dict[str, Any]:
         held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
-        return checkpoints.load(checkpoint, held, self.global_rank, self.world_size, stored_at=stored_at)
+        return checkpoints.load(checkpoint, held, self.global_rank, self.world_size, stored_at=stored_at, relay=relay)
+
+    def _is_sharded(self, path: str) -> bool:
+        """Alike on all ranks."""
+        said = [int(checkpoints.is_sharded(path))]
+        if self._agreement is not None:
+            said = self._agreement.exchange(said[0])
+        if len(set(said)) > 1:
+            seeing = ", ".join(str(rank) for rank, is_there in enumerate(said) if is_there)
+            raise CheckpointError(
+                f"of {len(said)} ranks only {seeing} see a sharded checkpoint at {path}. Do all see the same storage?"
+            )
+        return bool(said[0])
+
+    def _reading_with_host(self) -> contextlib.AbstractContextManager[HostRelay | None]:
+        return build.open_host_reading(self._run, self.sync_config, self._agreement)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, once the one that is being written is there."""

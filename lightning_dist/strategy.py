@@ -195,9 +195,11 @@ class HierDistStrategy(StateStrategy):
 
     def _stop_together(self, trainer: pl.Trainer) -> None:
         assert self._run is not None
-        if self.world_size > 1:
-            self._stopping = StopTogether(DelayedVote(build.open_agreement(self._run)), self._run.collectives.where)
-            self._stopping.attach(trainer)
+        agreement = build.open_agreement(self._run) if self.world_size > 1 else None
+        self._stopping = StopTogether(
+            DelayedVote(agreement), self._run.collectives.where, saving_at_once=self._saving_at_once
+        )
+        self._stopping.attach(trainer)
 
     def _recompute_blocks(self) -> None:
         assert self._run is not None
@@ -239,7 +241,9 @@ class HierDistStrategy(StateStrategy):
         """Stamp events with the step; wrap the model anew if other parameters than before want gradients."""
         assert self.lightning_module is not None
         self.events.step = self.lightning_module.global_step
+        self._log_saved()
         if self._mode is not None and self._mode.needs_rewrap:
+            self._settle_copy()  # wrapping broadcasts parameters
             self.model = None  # the old wrapper's autograd hooks end with it
             self.model = self._mode.rewrap()
         if self._mode is not None:
@@ -315,7 +319,8 @@ class HierDistStrategy(StateStrategy):
     # -- validating, testing, predicting: no gradients; ranks may differ in their number of batches --------------------
 
     def on_validation_start(self) -> None:
-        """Let the mode know how many batches come."""
+        """Let the mode know how many batches come; callbacks may swap other weights in."""
+        self._settle_copy()
         if self._mode is not None:
             self._mode.begin_evaluation(self._num_batches())
 
@@ -365,6 +370,7 @@ class HierDistStrategy(StateStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain what the reducer says of unused parameters, and let the other ranks know why this one ends."""
+        self._settle_copy()
         explain_unused_parameters(exception)
         if isinstance(exception, SIGTERMException):  # all ranks stop at this step
             return
@@ -377,6 +383,7 @@ class HierDistStrategy(StateStrategy):
     def teardown(self) -> None:
         """Unwrap the model, end lanes and groups. Safe to call twice."""
         stays = self._mode is not None and self._mode.outlives_call and not self._failed
+        self._settle_copy()
         try:
             if self._recomputation is not None:
                 self._recomputation.release()

@@ -1,6 +1,6 @@
 """The only place where a config becomes objects that talk to other ranks."""
 
-from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver, to_read
+from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver
 from lightning_dist.build.data import replicas_of
 from lightning_dist.build.gradients import (
     describe,
@@ -8,6 +8,7 @@ from lightning_dist.build.gradients import (
     open_sparse_all_reduce,
     wrap_data_parallel,
 )
+from lightning_dist.build.host_reading import open_host_reading
 from lightning_dist.build.pipeline import (
     average_stages,
     cut_into_stages,
@@ -21,6 +22,7 @@ from lightning_dist.build.recompute import open_recomputation
 from lightning_dist.build.replicas import find_kept
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
+from lightning_dist.build.shares import to_read
 from lightning_dist.build.stage_shards import open_stage_shard_links, shard_stages
 from lightning_dist.build.tensor import (
     average_parts,
@@ -48,6 +50,7 @@ __all__ = [
     "open_agreement",
     "open_checkpoint_saver",
     "open_gradient_all_reduce",
+    "open_host_reading",
     "open_recomputation",
     "open_run",
     "open_shard_links",

@@ -1,28 +1,33 @@
 """Checkpoints of what ranks hold: who writes what, the copy that training waits for, the write that it does not.
 
-A save is three steps, on all ranks alike: each rank takes its share of what it holds (:func:`share_of`), copies that
-into host memory, and writes it in a thread, over a process group that nothing else uses.
+A save is three steps, on all ranks alike: each rank takes its share of what it holds
+(:func:`~lightning_dist.build.shares.share_of`), copies that into host memory, and writes it in a thread, over a process
+group that nothing else uses. With ``snapshot=overlapped`` what only an optimizer's step changes is copied in that
+thread, too, and training waits for it before the next step.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from lightning_dist.build.keepers import end_keeper
 from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
 from lightning_dist.build.run import RunContext
+from lightning_dist.build.shares import Share, share_of
 from lightning_dist.checkpoint import sharded
+from lightning_dist.checkpoint.before_steps import BeforeSteps
 from lightning_dist.checkpoint.host_copies import HostCopies
-from lightning_dist.checkpoint.host_pieces import Held, HostPiece, TiedTo, dtype_name
+from lightning_dist.checkpoint.host_pieces import Held, HostPiece, TiedTo
+from lightning_dist.checkpoint.late_copy import Late
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Encoded
-from lightning_dist.checkpoint.pieces import Piece, deal
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.bounded import Bounded
@@ -30,13 +35,18 @@ from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CheckpointError, CollectiveTimeoutError, PeerLostError
-from lightning_dist.parallel.boxes import Box, Spread
-from lightning_dist.parallel.held_state import HeldTensor, TensorToFill
+from lightning_dist.parallel.held_state import HeldTensor
 
 COPY = "checkpoint copy"  # names of events
+LATE_COPY = "checkpoint late copy"
+COPY_WAIT = "checkpoint copy wait"
 WAIT = "checkpoint wait"
 WRITE = "checkpoint write"
 SPREAD = "checkpoint spread"
+WRITTEN = "checkpoint written"  # bytes, as they are
+
+_SMALL_BYTES = 64 << 10  # what is smaller is not worth being copied late
+_HEAD_START_S = 0.1  # at most, of the caller
 
 
 class SaveStarted(NamedTuple):
@@ -46,11 +56,13 @@ class SaveStarted(NamedTuple):
         is_skipped: It was, since the one before was still being written.
         stall_s: How long the caller was held, in seconds.
         wait_s: How long of that by the one before.
+        late_s: How long steps after the one before waited for what it copied late.
     """
 
     is_skipped: bool
     stall_s: float
     wait_s: float = 0.0
+    late_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +70,8 @@ class Saved:
     """What a committed checkpoint took.
 
     Attributes:
-        stall_s: How long this rank's caller was held, in seconds, also by the end of the checkpoint before.
+        stall_s: How long this rank's caller was held, in seconds, also by the end of the checkpoint before, and before
+            the next step by what was copied late.
         background_s: How long this rank wrote, in seconds.
         rank_bytes: Tensors that this rank wrote.
         total_bytes: All files of all ranks; ``None`` where it is not known, which is on all ranks but 0.
@@ -70,23 +83,15 @@ class Saved:
     total_bytes: int | None
 
 
+class _Copied(NamedTuple):
+    state: dict[str, Any]  # to be written
+    size_bytes: int
+    late_bytes: int  # of these, what is copied late
+
+
 class _Written(NamedTuple):
     manifest: Manifest | None
     seconds: float
-
-
-class Share(NamedTuple):
-    """A piece that this rank writes.
-
-    Attributes:
-        piece: Which.
-        number: Of the tensor it belongs to.
-        inside: Index of its values in this rank's part of the tensor.
-    """
-
-    piece: Piece
-    number: int
-    inside: tuple[slice, ...]
 
 
 def open_checkpoint_saver(run: RunContext, config: CheckpointConfig, agreement: Agreement | None) -> CheckpointSaver:
@@ -123,9 +128,12 @@ class CheckpointSaver:
         self._group = group
         self._agreement = agreement
         self._copies = HostCopies(run.device)
+        self._before_steps = BeforeSteps(self.settle)
+        self._caller_is_gone = threading.Event()
         self._writing: Bounded[_Written] | None = None
         self._newest: Bounded[_Written] | None = None  # the same, until it is known as saved
         self._newest_stall_s = 0.0
+        self._late_s = 0.0
         self.last_started: SaveStarted | None = None
         self._newest_bytes = 0
         self._last_saved: Saved | None = None
@@ -144,7 +152,9 @@ class CheckpointSaver:
         objects: Mapping[str, Encoded],
         record: Mapping[str, Any],
         *,
+        optimizers: Iterable[Optimizer],
         since_ns: int | None = None,
+        at_once: bool = False,
     ) -> SaveStarted:
         """Begin a save; with ``mode=sharded``, also end it.
 
@@ -154,14 +164,16 @@ class CheckpointSaver:
                 that hold the same.
             objects: By names that differ between ranks where the objects do.
             record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; rank 0's counts.
+            optimizers: All that change the tensors.
             since_ns: When the caller began to be held, by the clock of events; now, if not given.
+            at_once: End it, too, and do not skip it.
 
         Raises:
             CheckpointError: The checkpoint before could not be written; this one has not begun.
         """
         events = self._run.events
         start_ns = events.clock_ns() if since_ns is None else since_ns
-        if self._config.when_busy == "skip" and self._is_anyone_busy():
+        if self._config.when_busy == "skip" and not at_once and self._is_anyone_busy():
             self.skipped += 1
             events.count("checkpoints skipped")
             self.last_started = SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
@@ -170,19 +182,46 @@ class CheckpointSaver:
         self.finish()
         self._note_newest()
         copied_ns = events.clock_ns()
-        state, size_bytes = self._copied(tensors)
-        state.update(objects)
-        events.span(COPY, copied_ns, size_bytes=size_bytes)
+        if self._config.snapshot == "overlapped":
+            self._before_steps.watch(optimizers)
+        self._caller_is_gone.clear()
+        copied = self._copied(tensors)
+        copied.state.update(objects)
+        events.span(COPY, copied_ns, size_bytes=copied.size_bytes - copied.late_bytes)
         mirror = self._mirror_of(folder)
         self._writing = self._newest = Bounded(
-            lambda: self._write(folder, mirror, state, record, size_bytes), name="hierdist-checkpoint"
+            lambda: self._write(folder, mirror, copied, record), name="hierdist-checkpoint"
         )
-        self._newest_bytes = size_bytes
-        if self._config.mode == "sharded":
+        self._newest_bytes = copied.size_bytes
+        if self._config.mode == "sharded" or at_once:
             self.finish()
         self._newest_stall_s = (events.clock_ns() - start_ns) / 1e9
-        self.last_started = SaveStarted(False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9)
-        return self.last_started
+        started = self.last_started = SaveStarted(
+            False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9, self._late_s
+        )
+        self._late_s = 0.0
+        return started
+
+    def let_begin(self) -> None:
+        """All that :meth:`save` was called for is done; copying late and writing may begin.
+
+        Where every core is busy, they make the caller slow, and ranks often meet once more before they go on. They
+        begin a moment later all the same if nobody says this.
+        """
+        self._caller_is_gone.set()
+
+    def settle(self) -> None:
+        """Before anything but the step of a watched optimizer changes what may be being copied late: wait for that.
+
+        Each rank for itself. Without effect where nothing is.
+        """
+        if not self._copies.is_copying:
+            return
+        start_ns = self._run.events.clock_ns()
+        self._copies.settle()
+        self._run.events.span(COPY_WAIT, start_ns)
+        self._late_s = (self._run.events.clock_ns() - start_ns) / 1e9
+        self._newest_stall_s += self._late_s
 
     def slowest(self, seconds: Iterable[float]) -> list[float]:
         """Of each of some times, the longest over ranks, to a nanosecond; every rank calls it with as many."""
@@ -200,8 +239,8 @@ class CheckpointSaver:
         if self._newest is None or not self._newest.succeeds(0):
             return
         manifest, seconds = self._newest.result(0)
-        total_bytes = None if manifest is None else manifest.size_bytes
-        self._last_saved = Saved(self._newest_stall_s, seconds, self._newest_bytes, total_bytes)
+        total = None if manifest is None else manifest.size_bytes
+        self._last_saved = Saved(self._newest_stall_s, seconds, self._newest_bytes, total)
         self._newest = None
 
     def finish(self) -> None:
@@ -211,6 +250,8 @@ class CheckpointSaver:
             CheckpointError: It has, and ``on_failure`` is ``stop``.
             CollectiveError: A rank is lost.
         """
+        self.let_begin()
+        self.settle()
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -229,6 +270,11 @@ class CheckpointSaver:
         if self._config.on_failure == "stop":
             raise failure
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the newest that has ended could not be written."""
+        return self._has_failed
 
     def end_memory(self) -> None:
         """At the end of a training that went well: storage has the last checkpoint, and memory is needed no more."""
@@ -252,11 +298,13 @@ class CheckpointSaver:
             action()
 
     def close(self) -> None:
-        """Release the group and the memory. Safe to call twice.
+        """Release the group, the memory and the optimizers. Safe to call twice.
 
         After a failure a checkpoint may still be being written, that of the failure itself too. It has as long to end
         as ranks wait for each other; not if they have waited in vain already.
         """
+        self.settle()
+        self._before_steps.release()
         writing, self._writing = self._writing, None
         is_given_up = writing is not None and not self._ends(writing)
         destroy([self._group])
@@ -299,21 +347,26 @@ class CheckpointSaver:
         is_busy = self._writing is not None and self._writing.is_running
         return any(self._agreement.exchange(int(is_busy))) if self._agreement is not None else is_busy
 
-    def _copied(self, tensors: Iterable[HeldTensor]) -> tuple[dict[str, Any], int]:
-        """What to write, and its size in bytes."""
+    def _copied(self, tensors: Iterable[HeldTensor]) -> _Copied:
         held = list(tensors)
         described = [(each.names[0], each.local.dtype, each.spread, each.holders) for each in held]
         if described != self._described:  # the same from save to save, unless layers are frozen or thawed
             self._share = share_of(held, self._run.rank, chunk_bytes=self._config.chunk_bytes)
             self._described = described
-        copies = self._copies.take([held[mine.number].local[mine.inside] for mine in self._share])
+        sources = [held[mine.number].local[mine.inside] for mine in self._share]
+        late = {
+            index: Late(held[mine.number].names[0], held[mine.number].steady)
+            for index, (mine, source) in enumerate(zip(self._share, sources, strict=True))
+            if self._config.snapshot == "overlapped" and held[mine.number].steady and source.nbytes >= _SMALL_BYTES
+        }
+        copies = self._copies.take(sources, late)
         pieces: dict[str, list[HostPiece]] = {}
         for mine, copy in zip(self._share, copies, strict=True):
             pieces.setdefault(mine.piece.name, []).append(HostPiece(mine.piece, copy))
         state: dict[str, Any] = {name: Held(tuple(own)) for name, own in pieces.items()}
         for each in held:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
-        return state, sum(copy.numel() * copy.element_size() for copy in copies)
+        return _Copied(state, sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late))
 
     def _mirror_of(self, folder: Folder) -> Mirror | None:
         if not self._has_saved:
@@ -324,69 +377,29 @@ class CheckpointSaver:
                 end_keeper(self._run, folder.url)
         return self._replicas.mirrored(folder) if self._replicas is not None else None
 
-    def _write(
-        self, folder: Folder, mirror: Mirror | None, state: dict[str, Any], record: Mapping[str, Any], size_bytes: int
-    ) -> _Written:
+    def _write(self, folder: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run
+        self._caller_is_gone.wait(_HEAD_START_S)
         start_ns = run.events.clock_ns()
-        self._copies.wait()
+        if copied.late_bytes:
+            with run.events.measure(LATE_COPY, lane="checkpoint", size_bytes=copied.late_bytes):
+                self._copies.copy_rest()
         manifest = sharded.save(
-            state,
+            copied.state,
             folder if mirror is None else mirror.folder,
             rank=run.rank,
             host=run.cluster.host_of(run.rank),
             group=self._group.process_group,
             record=record,
             chunk_bytes=self._config.chunk_bytes,
+            written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
+            intact=self._copies.complete,
         )
         end_ns = run.events.clock_ns()
-        run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=size_bytes)
+        run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=copied.size_bytes)
         if mirror is not None and self._replicas is not None:
             with run.events.measure(SPREAD, lane="checkpoint"):
                 self._replicas.spread(mirror)
             dist.barrier(group=self._group.process_group)
             self._replicas.forget_others(mirror)
         return _Written(manifest, (end_ns - start_ns) / 1e9)
-
-
-def share_of(tensors: Sequence[HeldTensor], rank: int, *, chunk_bytes: int) -> tuple[Share, ...]:
-    """What a rank writes of what it holds: what it alone holds, and its share of what several do.
-
-    Args:
-        tensors: The same in the same order on ranks that hold the same.
-        rank: This one.
-        chunk_bytes: The largest piece.
-    """
-    by_holders: dict[tuple[int, ...], list[tuple[Piece, int, Box]]] = {}
-    for number, held in enumerate(tensors):
-        boxes = by_holders.setdefault(tuple(sorted(held.holders)), [])
-        boxes += [(piece, number, box) for piece, box in _pieces_of(held.names[0], held.local, held.spread)]
-    share = []
-    for holders, found in by_holders.items():
-        by_name: dict[str, list[tuple[Piece, int, Box]]] = {}
-        for each in found:
-            by_name.setdefault(each[0].name, []).append(each)
-        for piece in deal([whole for whole, _, _ in found], holders, max_bytes=chunk_bytes)[rank]:
-            whole, number, box = next(each for each in by_name[piece.name] if each[0].holds(piece))
-            share.append(Share(piece, number, _index_in(whole, box, piece)))
-    return tuple(share)
-
-
-def to_read(to_fill: TensorToFill) -> Held:
-    """Where the reader puts the values of a tensor."""
-    part = to_fill.part
-    assert part is not None, "wanted here"
-    pieces = _pieces_of(to_fill.name, part, to_fill.spread)
-    return Held(tuple(HostPiece(piece, part[box.in_part]) for piece, box in pieces))
-
-
-def _index_in(whole: Piece, box: Box, piece: Piece) -> tuple[slice, ...]:
-    return tuple(
-        slice(start + offset - first, start + offset - first + size)
-        for start, first, offset, size in zip(box.starts, whole.offsets, piece.offsets, piece.sizes, strict=True)
-    )
-
-
-def _pieces_of(name: str, part: torch.Tensor, spread: Spread) -> list[tuple[Piece, Box]]:
-    dtype = dtype_name(part.dtype)
-    return [(Piece(name, dtype, spread.shape, box.offsets, box.sizes), box) for box in spread.boxes]

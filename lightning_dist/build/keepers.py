@@ -53,7 +53,8 @@ def meet(run: RunContext, config: CheckpointConfig, path: str, *, start: bool) -
         path: Of a checkpoint; those beside it have the same keepers.
         start: Start a keeper where none runs.
     """
-    name = client.name_of(split_path(path)[0])
+    job = split_path(path)[0]
+    name = client.name_of(job)
     cluster, rank = run.cluster, run.rank
     host = cluster.host_of(rank)
     attempts = run.own_store("keepers")
@@ -61,7 +62,7 @@ def meet(run: RunContext, config: CheckpointConfig, path: str, *, start: bool) -
     if rank == 0:
         store.set("token", secrets.token_hex(4))
     if is_first_of_host(run):
-        offer = _offer(name, config, start=start, has_other_hosts=cluster.num_hosts > 1)
+        offer = _offer(job, config, start=start, has_other_hosts=cluster.num_hosts > 1)
         store.set(f"host/{host}", json.dumps(offer))
     offers: dict[str, dict[str, Any]] = {each: json.loads(said(store, f"host/{each}", run)) for each in cluster.hosts}
     token = said(store, "token", run)
@@ -87,10 +88,11 @@ def meet(run: RunContext, config: CheckpointConfig, path: str, *, start: bool) -
     return Keepers(tuple(distinct.values()), own, None if other is own else other, token)
 
 
-def _offer(name: str, config: CheckpointConfig, *, start: bool, has_other_hosts: bool) -> dict[str, Any]:
+def _offer(job: str, config: CheckpointConfig, *, start: bool, has_other_hosts: bool) -> dict[str, Any]:
     """What the first rank of a host says of its keeper; nothing if there is none."""
+    name = client.name_of(job)
     try:
-        keeper = client.start(name, limit_bytes=config.replica_limit_bytes) if start else client.find(name)
+        keeper = client.start(name, limit_bytes=config.replica_limit_bytes, job=job) if start else client.find(name)
         if keeper is None:
             return {}
         offer: dict[str, Any] = {"identity": keeper.endpoint.identity}

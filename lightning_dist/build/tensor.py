@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import torch
 
 from lightning_dist.build.groups import GroupMaker

@@ -7,24 +7,22 @@ Asked for by name, a checkpoint that is not whole is an error, :func:`open_check
 from __future__ import annotations
 
 import hashlib
-import re
 import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lightning_dist.checkpoint.manifest import (
-    MANIFEST_FILE,
     MARKER_FILE,
     FileEntry,
     Manifest,
     parse,
     parse_marker,
 )
+from lightning_dist.checkpoint.save_ids import manifest_file, save_id_of
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.errors import CheckpointError, DamagedCheckpointError, UncommittedCheckpointError
 
-_SHARD = re.compile(r"rank\d+-[0-9a-f]+\.bin")
 _BLOCK_BYTES = 16 << 20
 
 
@@ -77,7 +75,7 @@ def open_checkpoint(folder: Folder, *, full: bool = False) -> Checkpoint:
         ForeignCheckpointError: It is of another version.
     """
     checkpoint = Checkpoint(folder, read_manifest(folder))
-    _check_sizes(checkpoint)
+    check_sizes(checkpoint)
     if full:
         for name, entry in checkpoint.manifest.files.items():
             _check_bytes(checkpoint, name, entry)
@@ -86,7 +84,7 @@ def open_checkpoint(folder: Folder, *, full: bool = False) -> Checkpoint:
 
 def holds_checkpoint(folder: Folder) -> bool:
     """Whether there is a checkpoint, or what is left of one."""
-    return any(name in (MARKER_FILE, MANIFEST_FILE) or _SHARD.fullmatch(name) for name in folder.list())
+    return any(name == MARKER_FILE or save_id_of(name) is not None for name in folder.list())
 
 
 def read_manifest(folder: Folder) -> Manifest:
@@ -95,23 +93,48 @@ def read_manifest(folder: Folder) -> Manifest:
     Raises:
         CheckpointError: As :func:`open_checkpoint`.
     """
+    return parse_manifest(folder, read_manifest_file(folder))
+
+
+def read_manifest_file(folder: Folder) -> bytes:
+    """The bytes of :func:`read_manifest`, for :func:`parse_manifest`."""
     marker_data = folder.read(MARKER_FILE)
     if marker_data is None:
         if not holds_checkpoint(folder):
             raise UncommittedCheckpointError(f"{folder.url} holds no sharded checkpoint: it has no {MARKER_FILE}")
         raise UncommittedCheckpointError(
-            f"{folder.url} has no {MARKER_FILE}: its save was cut off, or it is being written or overwritten"
+            f"{folder.url} has no {MARKER_FILE}: its save was cut off, or it is being written"
         )
     marker = parse_marker(marker_data, _join(folder, MARKER_FILE))
-    where = _join(folder, MANIFEST_FILE)
-    data = folder.read(MANIFEST_FILE)
+    name = manifest_file(marker.save_id)
+    where, data = _join(folder, name), folder.read(name)
     if data is None:
         raise DamagedCheckpointError(f"{where} is missing")
     if len(data) != marker.manifest_size:
         raise DamagedCheckpointError(f"{where} has {len(data)} bytes, {marker.manifest_size} were written")
     if hashlib.sha256(data).hexdigest() != marker.manifest_sha256:
         raise DamagedCheckpointError(f"{where} is not what was written: its sha256 is another")
-    return parse(data, where)
+    return data
+
+
+def parse_manifest(folder: Folder, data: bytes) -> Manifest:
+    """The manifest of a folder from its bytes."""
+    return parse(data, f"the manifest of {folder.url}")
+
+
+def check_sizes(checkpoint: Checkpoint) -> None:
+    """Compare the sizes of files with the manifest.
+
+    Raises:
+        DamagedCheckpointError: A file is missing or of another size; names it.
+    """
+    there = checkpoint.folder.list()
+    for name, entry in checkpoint.manifest.files.items():
+        where = _join(checkpoint.folder, name)
+        if there.get(name) is None:
+            raise DamagedCheckpointError(f"{where} is missing; rank {entry.rank} ({entry.host}) wrote it")
+        if there[name] != entry.size:
+            raise DamagedCheckpointError(f"{where} has {there[name]} bytes, {entry.size} were written")
 
 
 def survey(root: Folder, *, full: bool = False) -> list[Found]:
@@ -153,12 +176,34 @@ def newest(root: Folder, *, full: bool = False) -> Checkpoint | None:
 def clear(folder: Folder) -> None:
     """Remove a checkpoint's files, the marker first: cut off anywhere, what is left is not committed."""
     names = folder.list()
-    for name in (MARKER_FILE, MANIFEST_FILE):
-        if name in names:
-            folder.remove(name)
+    if MARKER_FILE in names:
+        folder.remove(MARKER_FILE)
     for name in names:
-        if _SHARD.fullmatch(name):
+        if save_id_of(name) is not None or name.startswith(f"{MARKER_FILE}."):  # a marker that was not finished
             folder.remove(name)
+
+
+def clear_older(folder: Folder, than: str, *, but: str | None = None) -> None:
+    """Remove the files of saves that began before another one.
+
+    Args:
+        folder: Of the checkpoint.
+        than: Id of the other one.
+        but: Id of one whose files stay.
+    """
+    for name in folder.list():
+        found = save_id_of(name)
+        if found is not None and found < than and found != but:
+            folder.remove(name)
+
+
+def committed_save(folder: Folder) -> str | None:
+    """Id of the save that is committed; ``None`` if none is."""
+    data = folder.read(MARKER_FILE)
+    try:
+        return None if data is None else parse_marker(data, _join(folder, MARKER_FILE)).save_id
+    except CheckpointError:
+        return None
 
 
 def delete(root: Folder, name: str) -> None:
@@ -180,20 +225,10 @@ def _look(root: Folder, *, full: bool) -> Iterator[Found]:
         problem: CheckpointError | None = None
         try:
             manifest_read = Checkpoint(folder, read_manifest(folder))
-            open_checkpoint(folder, full=True) if full else _check_sizes(manifest_read)
+            open_checkpoint(folder, full=True) if full else check_sizes(manifest_read)
         except CheckpointError as error:
             problem = error
         yield Found(name, folder, manifest_read, problem)
-
-
-def _check_sizes(checkpoint: Checkpoint) -> None:
-    there = checkpoint.folder.list()
-    for name, entry in checkpoint.manifest.files.items():
-        where = _join(checkpoint.folder, name)
-        if there.get(name) is None:
-            raise DamagedCheckpointError(f"{where} is missing; rank {entry.rank} ({entry.host}) wrote it")
-        if there[name] != entry.size:
-            raise DamagedCheckpointError(f"{where} has {there[name]} bytes, {entry.size} were written")
 
 
 def _check_bytes(checkpoint: Checkpoint, name: str, entry: FileEntry) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -42,18 +43,22 @@ class LocalFolder:
         return LocalFolder(self._folder / name, f"{self.url.rstrip('/')}/{name}", self._retry)
 
     def write(self, name: str, buffers: Iterable[_Buffer]) -> None:
-        """See ``Folder``. Under its final name from the start: what is half written lacks the commit marker."""
+        """See ``Folder``. Under its final name from the start, if none is there: what is half written lacks the commit
+        marker.
+        """
 
         def attempt() -> None:
             _make(self._folder)
-            descriptor = os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-            try:
-                with _Flusher(descriptor) as flusher:
-                    for batch in _batches(buffers):
-                        flusher.written(_write_all(descriptor, batch))
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            path = self._folder / name
+            if not path.exists():
+                _write(path, buffers)
+            else:
+                fresh = self._folder / f"{name}.{secrets.token_hex(4)}.partial"
+                try:
+                    _write(fresh, buffers)
+                    os.replace(fresh, path)
+                finally:
+                    fresh.unlink(missing_ok=True)
             _sync_folder(self._folder)
 
         self._do("write", name, attempt)
@@ -166,6 +171,17 @@ class _Flusher:
             except OSError as error:
                 self._error = error
                 return
+
+
+def _write(path: Path, buffers: Iterable[_Buffer]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        with _Flusher(descriptor) as flusher:
+            for batch in _batches(buffers):
+                flusher.written(_write_all(descriptor, batch))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _batches(buffers: Iterable[_Buffer]) -> Iterable[Sequence[_Buffer]]:

@@ -16,11 +16,12 @@ from typing import Any
 from lightning_dist.checkpoint import coverage
 from lightning_dist.checkpoint.fields import Fields
 from lightning_dist.checkpoint.pieces import ELEMENT_BYTES, Piece
+from lightning_dist.checkpoint.save_ids import is_manifest, is_save_id
 from lightning_dist.errors import CheckpointError, DamagedCheckpointError, ForeignCheckpointError
 
 FORMAT = "lightning_dist.checkpoint"
 VERSION = 1
-MANIFEST_FILE = "manifest.json"
+_TABLES = ("files", "objects", "tensors")
 MARKER_FILE = "COMMITTED"
 
 
@@ -120,16 +121,17 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Marker:
-    """The commit marker: what the manifest's bytes must be."""
+    """The commit marker: which save is committed, and what the bytes of its manifest must be."""
 
+    save_id: str
     manifest_size: int
     manifest_sha256: str
     version: int = VERSION
 
     @classmethod
-    def of(cls, manifest: bytes) -> Marker:
+    def of(cls, save_id: str, manifest: bytes) -> Marker:
         """The marker of a manifest's bytes."""
-        return cls(len(manifest), hashlib.sha256(manifest).hexdigest())
+        return cls(save_id, len(manifest), hashlib.sha256(manifest).hexdigest())
 
     def encode(self) -> bytes:
         """As JSON; there is one way to write it, so any other byte is damage."""
@@ -149,8 +151,8 @@ def parse_marker(data: bytes, where: str) -> Marker:
     """
     fields = Fields.parse(data, where)
     _check_version(fields, where)
-    marker = Marker(fields.whole("manifest_size"), fields.text("manifest_sha256"))
-    if marker.encode() != data:
+    marker = Marker(fields.text("save_id"), fields.whole("manifest_size"), fields.text("manifest_sha256"))
+    if marker.encode() != data or not is_save_id(marker.save_id):
         raise DamagedCheckpointError(f"{where} is not what was written: bytes were changed")
     return marker
 
@@ -161,7 +163,7 @@ def encode(manifest: Manifest) -> bytes:
     Raises:
         CheckpointError: The record holds something that JSON does not know, or chunks do not make up their tensors.
     """
-    check_coverage(manifest, MANIFEST_FILE)
+    check_coverage(manifest, "manifest")
     body = {
         "format": FORMAT,
         "version": VERSION,
@@ -176,11 +178,26 @@ def encode(manifest: Manifest) -> bytes:
         },
     }
     try:
-        return json.dumps(body, indent=1, allow_nan=False).encode() + b"\n"
+        return _in_lines(body).encode()
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"the record of a checkpoint takes what JSON knows (text, numbers, lists, mappings by text): {error}"
         ) from error
+
+
+def _in_lines(body: Mapping[str, Any]) -> str:
+    """JSON with a line for each file, object and tensor.
+
+    Not ``indent``: with it Python's own encoder is used, which holds the interpreter's lock ten times as long.
+    """
+    parts = []
+    for name, value in body.items():
+        text = json.dumps(value, allow_nan=False)
+        if name in _TABLES and value:
+            entries = (f"  {json.dumps(key)}: {json.dumps(entry, allow_nan=False)}" for key, entry in value.items())
+            text = "{\n" + ",\n".join(entries) + "\n }"
+        parts.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def parse(data: bytes, where: str) -> Manifest:
@@ -256,7 +273,7 @@ def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:
 
 
 def _file(name: str, entry: Fields) -> FileEntry:
-    if name in ("", ".", "..", MANIFEST_FILE, MARKER_FILE) or "/" in name or "\\" in name or "\0" in name:
+    if name in ("", ".", "..", MARKER_FILE) or is_manifest(name) or "/" in name or "\\" in name or "\0" in name:
         raise entry.error("", "is no name of a file of a checkpoint's folder")
     return FileEntry(entry.whole("size"), entry.whole("crc32"), entry.whole("rank"), entry.text("host"))
 

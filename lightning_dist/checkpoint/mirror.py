@@ -17,7 +17,8 @@ import warnings
 from collections.abc import Callable, Iterable
 
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
-from lightning_dist.checkpoint.manifest import MANIFEST_FILE, MARKER_FILE, parse
+from lightning_dist.checkpoint.manifest import MARKER_FILE, parse
+from lightning_dist.checkpoint.save_ids import is_manifest
 from lightning_dist.checkpoint.storage import Buffer, Folder
 from lightning_dist.errors import StorageError
 
@@ -46,7 +47,7 @@ class MirroredFolder:
 
     def write(self, name: str, buffers: Iterable[Buffer]) -> None:
         """See ``Folder``."""
-        if name == MANIFEST_FILE:
+        if is_manifest(name):
             data = b"".join(buffers)
             self._sizes = {file: entry.size for file, entry in parse(data, name).files.items()}
             self._sizes[name] = len(data)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,10 @@ class LocalState:
     moment: Mapping[str, Any]
 
 
+def nothing_to_check() -> None:
+    """Values that nobody else can change are what they are to be."""
+
+
 class SharedSavePlanner(SavePlanner):
     """Plans a save of a flat state: name -> tensor, DTensor, :class:`Held`, :class:`TiedTo`, or an object.
 
@@ -65,6 +69,10 @@ class SharedSavePlanner(SavePlanner):
         chunk_bytes: Largest block that is written, checked and read as one.
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
         moment: See :class:`LocalState`.
+        state: The state, if it is not what torch hands over, which torch goes through entry by entry, with two log
+            records for each.
+        intact: Raises if the state's values are not what they are to be; called before anything is planned, where what
+            it raises reaches all ranks.
     """
 
     def __init__(
@@ -73,10 +81,14 @@ class SharedSavePlanner(SavePlanner):
         chunk_bytes: int = CHUNK_BYTES,
         allow: Sequence[Global] = (),
         moment: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        intact: Callable[[], None] = nothing_to_check,
     ) -> None:
         self._chunk_bytes = chunk_bytes
         self._allow = tuple(allow)
         self._moment = dict(moment or {})
+        self._state = state
+        self._intact = intact
         self._held: dict[str, Held] = {}
         self._objects: dict[str, Encoded] = {}
         self._ties: dict[str, str] = {}
@@ -85,9 +97,10 @@ class SharedSavePlanner(SavePlanner):
         self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
     ) -> None:
         """Take the state. Objects are turned into bytes here; tensors are read when they are written."""
+        self._intact()
         self._held, self._objects, self._ties = {}, {}, {}
         first: dict[tuple[object, ...], str] = {}
-        for name, value in state_dict.items():
+        for name, value in (state_dict if self._state is None else self._state).items():
             if isinstance(value, TiedTo):
                 self._ties[name] = value.name
             elif isinstance(value, Held):

@@ -1,17 +1,16 @@
 """A storage reader of ``torch.distributed.checkpoint`` for what :class:`ShardWriter` has written.
 
 A rank reads the chunks that it needs a part of, each whole and once, and compares its checksum before a value of it is
-used. Chunks that are neighbours in a file are read by one request.
+used. Chunks that are neighbours in a file are read by one request. Ranks of a host that can hand each other bytes read
+what several of them need once; see :mod:`host_reading`.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,25 +26,26 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from lightning_dist.checkpoint.catalog import read_manifest
-from lightning_dist.checkpoint.host_pieces import bytes_of, tensor_of
-from lightning_dist.checkpoint.manifest import ByteRange, Chunk, Manifest, TensorEntry
+from lightning_dist.checkpoint.host_pieces import bytes_of
+from lightning_dist.checkpoint.host_reading import HostReading
+from lightning_dist.checkpoint.manifest import ByteRange, Manifest, TensorEntry
+from lightning_dist.checkpoint.requests import neighbours
 from lightning_dist.checkpoint.storage import Folder
-from lightning_dist.errors import CheckpointError, DamagedCheckpointError
+from lightning_dist.checkpoint.stored import Stored, check, deliver, read_range, stored_in
+from lightning_dist.comm.host_relay import HostRelay
+from lightning_dist.errors import CheckpointError
 
 _REQUEST_BYTES = 32 << 20
-_GAP_BYTES = 1 << 16
 _DIRECT_BYTES = 1 << 20
+_Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class _Need:
-    """A range of a file, and what of it is wanted; ``chunk`` is ``None`` for an object."""
+    """A range of a file, and what of it is wanted."""
 
-    what: str
-    dtype: str
-    chunk: Chunk | None
-    place: ByteRange
-    items: list[ReadItem]
+    stored: Stored
+    items: list[ReadItem] = field(default_factory=list)
 
 
 class ShardReader(StorageReader):
@@ -55,10 +55,14 @@ class ShardReader(StorageReader):
         folder: Of the checkpoint.
         manifest: Its manifest, if it has been read already; otherwise every rank reads it.
         threads: Requests under way at once.
+        relay: The ranks of this host, if they are to read once what several need; all of them read then.
     """
 
-    def __init__(self, folder: Folder, *, manifest: Manifest | None = None, threads: int = 2) -> None:
+    def __init__(
+        self, folder: Folder, *, manifest: Manifest | None = None, threads: int = 2, relay: HostRelay | None = None
+    ) -> None:
         self._folder = folder
+        self._relay = relay
         self._manifest = manifest
         self._threads = threads
         self._failure: CheckpointError | None = None
@@ -103,10 +107,11 @@ class ShardReader(StorageReader):
         Raises:
             DamagedCheckpointError: Bytes are not those that were written; names the file, the range and the tensor.
         """
-        batches = list(_batches(self._needs(plan)))
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="hierdist-read") as pool:
-            for _ in pool.map(lambda batch: self._read(batch, planner), batches):
-                pass
+        needs = self._needs(plan)
+        if self._relay is None:
+            self._read_all(needs.values(), planner)
+        else:
+            self._read_with_host(self._relay, needs, planner)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -116,68 +121,74 @@ class ShardReader(StorageReader):
         """Torch does not choose this reader by itself."""
         return False
 
-    def _needs(self, plan: LoadPlan) -> list[_Need]:
+    def _needs(self, plan: LoadPlan) -> dict[_Key, _Need]:
         assert self._manifest is not None
-        needs: dict[tuple[str, int, int], _Need] = {}
+        needs: dict[_Key, _Need] = {}
         for item in plan.items:
             name = item.storage_index.fqn
             if item.type == LoadItemType.BYTE_IO:
-                place = self._manifest.objects[name]
-                need = _Need(f"object {name}", "", None, place, [])
+                stored = Stored(name, self._manifest.objects[name])
             else:
                 entry, index = self._manifest.tensor(name), item.storage_index.index
                 assert index is not None
                 chunk = entry.chunks[index]
-                place = chunk.place
-                need = _Need(f"tensor {name}", entry.dtype, chunk, place, [])
-            needs.setdefault((place.file, place.start, place.size), need).items.append(item)
-        return sorted(needs.values(), key=lambda need: (need.place.file, need.place.start))
+                stored = Stored(name, chunk.place, chunk, entry.dtype)
+            needs.setdefault(_key(stored.place), _Need(stored)).items.append(item)
+        return needs
+
+    def _read_with_host(self, relay: HostRelay, needs: dict[_Key, _Need], planner: LoadPlanner) -> None:
+        """Every rank of the host comes here, whatever it needs."""
+        assert self._manifest is not None
+        ranges = list({_key(stored.place): stored for stored in stored_in(self._manifest)}.values())
+        ranges.sort(key=lambda stored: _key(stored.place))
+        number_of = {_key(stored.place): number for number, stored in enumerate(ranges)}
+        items = {number_of[key]: need.items for key, need in needs.items()}
+        reading = HostReading(relay, self._folder, ranges, items, planner)
+        reads = reading.agree(self._manifest)
+        alone = [needs[_key(ranges[number].place)] for number in reads.alone[relay.index]]
+        self._read_all(alone, planner, meanwhile=lambda: reading.run(reads))
+
+    def _read_all(
+        self, needs: Iterable[_Need], planner: LoadPlanner, *, meanwhile: Callable[[], bool] | None = None
+    ) -> None:
+        """Read for this rank alone; what is done meanwhile says whether to go on."""
+        ordered = sorted(needs, key=lambda need: _key(need.stored.place))
+        batches = neighbours(ordered, lambda need: need.stored.place, request_bytes=_REQUEST_BYTES)
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="hierdist-read") as pool:
+            reading = [pool.submit(self._read, batch, planner) for batch in batches]
+            try:
+                if meanwhile is None or meanwhile():
+                    for each in reading:
+                        each.result()
+            finally:
+                for each in reading:
+                    each.cancel()
 
     def _read(self, batch: Sequence[_Need], planner: LoadPlanner) -> None:
         if len(batch) == 1 and self._read_direct(batch[0], planner):
             return
-        file, start = batch[0].place.file, batch[0].place.start
-        scratch = memoryview(bytearray(batch[-1].place.start + batch[-1].place.size - start))
-        self._fill(file, start, scratch)
-        for need in batch:
-            first = need.place.start - start
-            data = scratch[first : first + need.place.size]
-            self._check(need, data)
-            for item in need.items:
-                if need.chunk is None:
-                    planner.load_bytes(item, io.BytesIO(data))
-                else:
-                    _copy(tensor_of(data, need.dtype, need.chunk.sizes), item, planner)
+        places = [need.stored.place for need in batch]
+        start = places[0].start
+        scratch = memoryview(bytearray(places[-1].start + places[-1].size - start))
+        read_range(self._folder, places[0].file, start, scratch)
+        for need, place in zip(batch, places, strict=True):
+            data = scratch[place.start - start : place.start - start + place.size]
+            check(self._folder, need.stored, data)
+            deliver(need.stored, data, need.items, planner)
 
     def _read_direct(self, need: _Need, planner: LoadPlanner) -> bool:
         """Read into the target itself, where all of a chunk goes to one contiguous place."""
-        item = need.items[0]
-        if need.chunk is None or len(need.items) > 1 or tuple(item.lengths) != need.chunk.sizes:
+        item, chunk, place = need.items[0], need.stored.chunk, need.stored.place
+        if chunk is None or len(need.items) > 1 or tuple(item.lengths) != chunk.sizes:
             return False
         target = planner.resolve_tensor(item)
-        if need.place.size < _DIRECT_BYTES or target.device.type != "cpu" or not target.is_contiguous():
+        if place.size < _DIRECT_BYTES or target.device.type != "cpu" or not target.is_contiguous():
             return False
         data = bytes_of(target)
-        self._fill(need.place.file, need.place.start, data)
-        self._check(need, data)
+        read_range(self._folder, place.file, place.start, data)
+        check(self._folder, need.stored, data)
         planner.commit_tensor(item, target)
         return True
-
-    def _fill(self, file: str, start: int, target: memoryview) -> None:
-        try:
-            self._folder.read_into(file, start, target)
-        except CheckpointError as error:
-            if isinstance(error.__cause__, (EOFError, FileNotFoundError)):
-                raise DamagedCheckpointError(f"a file is missing or too short: {error}") from error
-            raise
-
-    def _check(self, need: _Need, data: memoryview) -> None:
-        crc, place = zlib.crc32(data), need.place
-        if crc != place.crc32:
-            raise DamagedCheckpointError(
-                f"{self._folder.url.rstrip('/')}/{place.file}: bytes {place.start} to {place.start + place.size} "
-                f"({need.what}) are not what was written: crc32 is {crc:08x}, not {place.crc32:08x}"
-            )
 
 
 def metadata_of(manifest: Manifest) -> Metadata:
@@ -194,24 +205,5 @@ def _tensor_metadata(entry: TensorEntry) -> TensorStorageMetadata:
     return TensorStorageMetadata(properties, torch.Size(entry.shape), chunks)
 
 
-def _batches(needs: Sequence[_Need]) -> Iterator[list[_Need]]:
-    """Ranges that one request reads: neighbours in a file, up to a size."""
-    batch: list[_Need] = []
-    for need in needs:
-        if batch:
-            first, last = batch[0].place, batch[-1].place
-            near = need.place.file == last.file and need.place.start - (last.start + last.size) <= _GAP_BYTES
-            if not near or need.place.start + need.place.size - first.start > _REQUEST_BYTES:
-                yield batch
-                batch = []
-        batch.append(need)
-    if batch:
-        yield batch
-
-
-def _copy(chunk: torch.Tensor, item: ReadItem, planner: LoadPlanner) -> None:
-    for dim, (start, size) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        chunk = chunk.narrow(dim, start, size)
-    target = planner.resolve_tensor(item)
-    target.copy_(chunk)
-    planner.commit_tensor(item, target)
+def _key(place: ByteRange) -> _Key:
+    return place.file, place.start, place.size

@@ -37,10 +37,15 @@ class ShardStream:
         crcs: CRC-32 of each source that has been iterated.
         crc32: Of all bytes that have been iterated.
         size_bytes: Of the file.
+
+    Args:
+        sources: In the order of the file.
+        written: Called with the size of each source when the one after it is asked for; also of another try.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], *, written: Callable[[int], None] = lambda size_bytes: None) -> None:
         self._sources = sources
+        self._written = written
         self.starts: list[int] = []
         self.crcs: list[int] = []
         self.crc32 = 0
@@ -65,4 +70,5 @@ class ShardStream:
             self.crcs.append(crc)
             self.crc32 = combined(self.crc32, crc, len(data))
             yield data
+            self._written(len(data))
             end = start + source.size_bytes

@@ -2,9 +2,13 @@
 
 The sequence, which makes a checkpoint whole or invisible::
 
-    coordinator   prepare_global_plan   remove the marker and what else is left of the same name
+    coordinator   prepare_global_plan   choose the save's id, remove what is left of saves that were cut off
     every rank    write_data            write its file, durably; report size and checksums
-    coordinator   finish                all reported: compare sizes, write the manifest, then the marker
+    coordinator   finish                all reported: compare sizes, write the manifest, then the marker; remove the
+                                        files of the checkpoint that was there before
+
+All files but the marker have the save's id in their names, so the checkpoint that is replaced is whole until the marker
+names the new one. A save that finds files of one that began later gives up: it is late, its training is over.
 
 Between ``prepare_global_plan`` and ``write_data``, and between ``write_data`` and ``finish``, torch waits for all
 ranks.
@@ -13,8 +17,9 @@ ranks.
 from __future__ import annotations
 
 import os
+import secrets
 import time
-import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,11 +29,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from lightning_dist.checkpoint import catalog
 from lightning_dist.checkpoint import manifest as formats
-from lightning_dist.checkpoint.catalog import clear
 from lightning_dist.checkpoint.host_pieces import bytes_of, dtype_name
 from lightning_dist.checkpoint.manifest import ByteRange, Chunk, FileEntry, Manifest, TensorEntry
-from lightning_dist.checkpoint.save_planner import piece_of
+from lightning_dist.checkpoint.save_ids import is_manifest, manifest_file, next_save_id, save_id_of, shard_file
+from lightning_dist.checkpoint.save_planner import nothing_to_check, piece_of
 from lightning_dist.checkpoint.shard_stream import ShardStream, Source
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.errors import CheckpointError
@@ -58,7 +64,9 @@ class ShardWriter(StorageWriter):
         rank: Global rank of this process.
         host: Name of its host.
         record: See :class:`Manifest`; the coordinator's counts.
+        intact: Raises if the values are not what they are to be; called once they have been written.
         clock: Seconds since 1970.
+        written: See :class:`ShardStream`.
     """
 
     def __init__(
@@ -68,13 +76,17 @@ class ShardWriter(StorageWriter):
         rank: int,
         host: str,
         record: Mapping[str, Any] | None = None,
+        intact: Callable[[], None] = nothing_to_check,
         clock: Callable[[], float] = time.time,
+        written: Callable[[int], None] = lambda size_bytes: None,
     ) -> None:
         self._folder = folder
         self._rank = rank
         self._host = host
         self._record = dict(record or {})
+        self._intact = intact
         self._clock = clock
+        self._written = written
         self._save_id = ""
         self.manifest: Manifest | None = None
 
@@ -98,36 +110,61 @@ class ShardWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make room: no rank writes before it has the plan, and by then the old checkpoint is no longer committed."""
-        clear(self._folder)
-        # A rank of an earlier save that is still writing cannot write into a file of this one.
-        self._save_id = uuid.uuid4().hex[:12]
+        """Make room: no rank writes before it has the plan."""
+        self._save_id = next_save_id(self._folder.list(), now_s=self._clock(), token=secrets.randbits(16))
+        catalog.clear_older(self._folder, self._save_id, but=catalog.committed_save(self._folder))
         return [replace(plan, storage_data=_Save(self._save_id)) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file, in the calling thread."""
         done: Future[list[WriteResult]] = Future()
         done.set_result(self._write(plan, planner))
+        self._intact()
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit: every rank has its file on disk.
 
         Raises:
-            CheckpointError: A file is not there or of another size than its writer said, or a chunk was not written.
+            CheckpointError: A file is not there or of another size than its writer said, or a chunk was not written, or
+                another save has begun here.
         """
         manifest = self._manifest(metadata, [result for part in results for result in part])
+        self._check(manifest)
+        data = formats.encode(manifest)
+        self._folder.write(manifest_file(self._save_id), [data])
+        self._check(manifest)  # the manifest may have taken long
+        self._folder.write(formats.MARKER_FILE, [formats.Marker.of(self._save_id, data).encode()])
+        self._yield_to_newer()
+        self.manifest = manifest
+        try:
+            catalog.clear_older(self._folder, self._save_id)
+        except CheckpointError as error:  # the new one is committed all the same
+            warnings.warn(f"files of an older checkpoint are left in {self._folder.url}: {error}", stacklevel=2)
+
+    def _yield_to_newer(self) -> None:
+        """If the marker has come so late that a newer save is whole, that one is committed again."""
+        newer = max((name for name in self._folder.list() if is_manifest(name)), default="")
+        if newer <= manifest_file(self._save_id):
+            return
+        data, save_id = self._folder.read(newer), save_id_of(newer)
+        if data is not None and save_id is not None:
+            self._folder.write(formats.MARKER_FILE, [formats.Marker.of(save_id, data).encode()])
+        raise self._given_up()
+
+    def _given_up(self) -> CheckpointError:
+        return CheckpointError(f"{self._folder.url}: another save has begun there since; this one is given up")
+
+    def _check(self, manifest: Manifest) -> None:
         there = self._folder.list()
+        if any((found := save_id_of(name)) is not None and found > self._save_id for name in there):
+            raise self._given_up()
         for name, entry in manifest.files.items():
             if there.get(name) != entry.size:
                 raise CheckpointError(
                     f"{self._folder.url}: rank {entry.rank} ({entry.host}) wrote {entry.size} bytes to {name}, "
                     f"{there.get(name, 'none')} are there. Do all ranks see the same storage?"
                 )
-        data = formats.encode(manifest)
-        self._folder.write(formats.MANIFEST_FILE, [data])
-        self._folder.write(formats.MARKER_FILE, [formats.Marker.of(data).encode()])
-        self.manifest = manifest
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -137,8 +174,8 @@ class ShardWriter(StorageWriter):
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         if not plan.items:
             return []
-        stream = ShardStream([_source(item, planner) for item in plan.items])
-        name = f"rank{self._rank:05d}-{plan.storage_data.save_id}.bin"
+        stream = ShardStream([_source(item, planner) for item in plan.items], written=self._written)
+        name = shard_file(self._rank, plan.storage_data.save_id)
         self._folder.write(name, stream)
         file = FileEntry(stream.size_bytes, stream.crc32, self._rank, self._host)
         return [

@@ -36,7 +36,8 @@ class Folder(Protocol):
         """The folder of a name in this one; nothing is made."""
 
     def write(self, name: str, buffers: Iterable[Buffer]) -> None:
-        """Write a file; when this returns, it survives a power cut. What was there is replaced.
+        """Write a file; when this returns, it survives a power cut. What was there is replaced, at once: whoever reads
+        meanwhile, or after this was cut off, has the old one or the new one.
 
         Args:
             name: Of a file in this folder.

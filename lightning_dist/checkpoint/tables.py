@@ -10,6 +10,7 @@ from rich.table import Table
 
 from lightning_dist.checkpoint.catalog import Checkpoint, Found
 from lightning_dist.checkpoint.compare import Difference
+from lightning_dist.checkpoint.keeper.summary import Summary
 from lightning_dist.checkpoint.manifest import Manifest
 
 
@@ -44,6 +45,32 @@ def of_differences(differences: Sequence[Difference]) -> Table:
     for difference in differences:
         table.add_row(difference.name, difference.first, difference.second)
     return table
+
+
+def of_keepers(summaries: Sequence[Summary], now_s: float) -> Table:
+    """What the keepers of a host hold.
+
+    Args:
+        summaries: Of the keepers.
+        now_s: Seconds since 1970.
+    """
+    table = Table(title="keepers of this host", title_justify="left")
+    for heading in ("checkpoints of", "process", "held", "limit", "ranks", "steps", "age"):
+        table.add_column(heading, justify="left" if heading in ("checkpoints of", "steps") else "right")
+    for each in summaries:
+        steps = ", ".join("?" if step is None else str(step) for step in each.steps)
+        age = "" if each.newest_s is None else age_text(now_s - each.newest_s)
+        sizes = size_text(each.used_bytes), size_text(each.limit_bytes)
+        table.add_row(each.job, str(each.process), *sizes, str(each.ranks), steps, age)
+    return table
+
+
+def age_text(seconds: float) -> str:
+    """A time that has passed, in the largest unit of which there is one."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def size_text(size_bytes: int) -> str:

@@ -1,20 +1,22 @@
 """A sharded checkpoint outside of a run, on one process: single tensors, and exports in bounded memory.
 
-Exports are written into a mapped file, chunk by chunk: pages that are full go to the disk, and memory holds one chunk.
+Exports are written block by block, from the first byte to the last, and memory holds one block; see ``blocks``.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lightning_dist.checkpoint.archive import LaterTensor, write_archive
+from lightning_dist.checkpoint.blocks import read_blocks
 from lightning_dist.checkpoint.catalog import Checkpoint
 from lightning_dist.checkpoint.export import TIED_KEY, Exported
 from lightning_dist.checkpoint.host_pieces import Held, HostPiece
@@ -53,6 +55,14 @@ def read_all(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, Any]:
     return state
 
 
+def read_later(checkpoint: Checkpoint, names: Collection[str]) -> dict[str, Any]:
+    """As :func:`read_all`, but tensors are read once they are written to a file."""
+    manifest = checkpoint.manifest
+    state: dict[str, Any] = {name: None for name in names if name in manifest.objects}
+    _fill(state, checkpoint)
+    return {name: state[name] if name in state else _later(checkpoint, name) for name in names}
+
+
 def export_sharded_safetensors(checkpoint: Checkpoint, output: Path, *, prefix: str = "") -> Exported:
     """Write a sharded checkpoint's tensors as a safetensors file; tied ones once, named in the metadata.
 
@@ -65,16 +75,13 @@ def export_sharded_safetensors(checkpoint: Checkpoint, output: Path, *, prefix: 
         CheckpointError: There are no such tensors, one is of a type that safetensors lacks, or bytes are damaged.
     """
     names, tied = _chosen(checkpoint, prefix)
-    with _replaced(output) as partial:
-        _write_mapped(checkpoint, names, tied, partial, prefix)
-    size_bytes = sum(checkpoint.manifest.tensor(name).size_bytes for name in names)
-    return Exported(tuple(name.removeprefix(prefix) for name in names), tied, size_bytes)
+    with replaced(output) as partial:
+        _write_safetensors(checkpoint, names, tied, partial, prefix)
+    return _exported(checkpoint, names, tied, prefix)
 
 
 def export_sharded_torch(checkpoint: Checkpoint, output: Path, *, prefix: str = "") -> Exported:
-    """Write a sharded checkpoint's tensors as ``{"state_dict": {...}}`` by ``torch.save``, tied ones tied.
-
-    Takes twice the disk space for a moment: tensors are put together in a mapped file first.
+    """Write a sharded checkpoint's tensors as ``torch.save`` writes ``{"state_dict": {...}}``, tied ones tied.
 
     Args:
         checkpoint: A committed checkpoint.
@@ -82,13 +89,34 @@ def export_sharded_torch(checkpoint: Checkpoint, output: Path, *, prefix: str = 
         prefix: Only names that begin so are written, without it.
     """
     names, tied = _chosen(checkpoint, prefix)
-    with _replaced(output.with_name(f"{output.name}.tensors"), keep=False) as raw, _replaced(output) as partial:
-        state = _write_mapped(checkpoint, names, tied, raw, prefix)
-        state.update({name: state[target] for name, target in tied.items()})
-        torch.save({"state_dict": state}, partial)
-        state.clear()
+    state: dict[str, Any] = {name.removeprefix(prefix): _later(checkpoint, name) for name in names}
+    state.update({name: state[target] for name, target in tied.items()})
+    with replaced(output) as partial:
+        write_archive({"state_dict": state}, partial)
+    return _exported(checkpoint, names, tied, prefix)
+
+
+@contextmanager
+def replaced(output: Path) -> Iterator[Path]:
+    """A file beside ``output`` that takes its place at the end, or goes."""
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        yield partial
+        os.replace(partial, output)
+    except OSError as error:
+        raise CheckpointError(f"{output} cannot be written: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _exported(checkpoint: Checkpoint, names: Sequence[str], tied: dict[str, str], prefix: str) -> Exported:
     size_bytes = sum(checkpoint.manifest.tensor(name).size_bytes for name in names)
     return Exported(tuple(name.removeprefix(prefix) for name in names), tied, size_bytes)
+
+
+def _later(checkpoint: Checkpoint, name: str) -> LaterTensor:
+    entry = checkpoint.manifest.tensor(name)
+    return LaterTensor(entry.dtype, entry.shape, functools.partial(read_blocks, checkpoint, name))
 
 
 def _chosen(checkpoint: Checkpoint, prefix: str) -> tuple[list[str], dict[str, str]]:
@@ -113,10 +141,9 @@ def _chosen(checkpoint: Checkpoint, prefix: str) -> tuple[list[str], dict[str, s
     return list(first.values()), tied
 
 
-def _write_mapped(
+def _write_safetensors(
     checkpoint: Checkpoint, names: list[str], tied: Mapping[str, str], path: Path, prefix: str
-) -> dict[str, torch.Tensor]:
-    """A safetensors file; the tensors returned are its mapped bytes."""
+) -> None:
     manifest = checkpoint.manifest
     unknown = [name for name in names if manifest.tensor(name).dtype not in _SAFETENSORS]
     if unknown:
@@ -125,10 +152,8 @@ def _write_mapped(
     ordered = sorted(names, key=lambda name: -ELEMENT_BYTES[manifest.tensor(name).dtype])
     header: dict[str, object] = {"__metadata__": {"format": "pt", TIED_KEY: json.dumps(tied)}}
     end = 0
-    places: dict[str, int] = {}
     for name in ordered:
         entry = manifest.tensor(name)
-        places[name] = end
         span = [end, end + entry.size_bytes]
         header[name.removeprefix(prefix)] = {
             "dtype": _SAFETENSORS[entry.dtype], "shape": list(entry.shape), "data_offsets": span,
@@ -136,24 +161,12 @@ def _write_mapped(
         end += entry.size_bytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    head = len(text).to_bytes(8, "little") + text
-    with open(path, "wb+") as file:
-        file.write(head)
-        file.truncate(len(head) + end)
-        file.flush()
-        mapped = memoryview(mmap.mmap(file.fileno(), len(head) + end))
-        state: dict[str, torch.Tensor] = {}
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
         for name in ordered:
-            entry = manifest.tensor(name)
-            start = len(head) + places[name]
-            tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-            if entry.size_bytes:
-                view = torch.frombuffer(mapped, dtype=torch.uint8, count=entry.size_bytes, offset=start)
-                tensor = view.view(getattr(torch, entry.dtype)).reshape(entry.shape)
-            state[name] = tensor
-        _fill(state, checkpoint)
+            file.writelines(read_blocks(checkpoint, name))
+        file.flush()
         os.fsync(file.fileno())
-    return {name.removeprefix(prefix): state[name] for name in names}
 
 
 def _fill(state: dict[str, Any], checkpoint: Checkpoint) -> None:
@@ -169,17 +182,3 @@ def _fill(state: dict[str, Any], checkpoint: Checkpoint) -> None:
     planner.set_up_planner(targets, metadata)
     reader.read_data(planner.create_local_plan(), planner).wait()
     state.update({name: targets[name] for name, value in state.items() if not isinstance(value, torch.Tensor)})
-
-
-@contextmanager
-def _replaced(output: Path, *, keep: bool = True) -> Iterator[Path]:
-    """A file beside ``output`` that takes its place at the end, or goes."""
-    partial = output.with_name(f".{output.name}.partial")
-    try:
-        yield partial
-        if keep:
-            os.replace(partial, output)
-    except OSError as error:
-        raise CheckpointError(f"{output} cannot be written: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)

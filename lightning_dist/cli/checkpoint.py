@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +16,15 @@ from rich.table import Table
 from lightning_dist.checkpoint import catalog, leases, tables
 from lightning_dist.checkpoint.compare import compare
 from lightning_dist.checkpoint.export import Exported, export_safetensors
+from lightning_dist.checkpoint.keeper import client
+from lightning_dist.checkpoint.keeper.messages import NoKeeperError
+from lightning_dist.checkpoint.keeper.summary import summarize
 from lightning_dist.checkpoint.retention import Candidate, Keep, to_delete
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.checkpoint.whole import export_sharded_safetensors, export_sharded_torch
 from lightning_dist.cli.command import Command
 from lightning_dist.errors import CheckpointError, ConfigError
+from lightning_dist.modes import whole_checkpoints
 
 _TORCH_ENDINGS = (".ckpt", ".pt", ".pth")
 
@@ -44,10 +51,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("--mode", choices=("min", "max"), default="min", help="whether lower or higher is better")
     prune.add_argument("--torn", action="store_true", help="delete what is not whole too; no save may be under way")
     prune.add_argument("--dry-run", action="store_true", help="say what would be deleted")
-    export = actions.add_parser("export", help="Write the weights as one file: safetensors, or torch's if it is .ckpt.")
+    keepers = actions.add_parser("keepers", help="List the processes that keep checkpoints in memory on this host.")
+    keepers.add_argument("root", nargs="?", help="only that of the checkpoints in this folder: a path or a URL")
+    keepers.add_argument("--end", action="store_true", help="end those that no run uses; what they hold is gone")
+    keepers.add_argument("--force", action="store_true", help="with --end: those that a run uses, too")
+    export = actions.add_parser(
+        "export",
+        help="Write one file: safetensors, or Lightning's, with all that resuming needs, if it is .ckpt.",
+    )
     export.add_argument("checkpoint", help="a sharded checkpoint, or a file that Trainer.save_checkpoint has written")
     export.add_argument("output", type=Path, help="the file to write, e.g. model.safetensors or model.ckpt")
-    export.add_argument("--prefix", default="", help="keep only names that begin so, without it, e.g. model.")
+    export.add_argument("--prefix", default="", help="keep only tensors whose names begin so, without it, e.g. model/")
+    export.add_argument(
+        "--weights-only", action="store_true", help="of a .ckpt, leave out optimizers, schedulers and callbacks"
+    )
     _add_options(export)
 
 
@@ -139,14 +156,52 @@ def _prune(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _keepers(arguments: argparse.Namespace) -> int:
+    if arguments.force and not arguments.end:
+        raise ConfigError("--force is for --end: write hierdist checkpoint keepers --end --force")
+    if arguments.root is None:
+        found = client.running()
+    else:
+        root = arguments.root if "://" in arguments.root else os.path.abspath(arguments.root)
+        own = client.find(client.name_of(root.rstrip("/")))
+        found = [] if own is None else [own]
+    summaries = summarize(found)
+    if not summaries:
+        print("no keeper runs on this host" + ("" if arguments.root is None else f" for {arguments.root}"))
+        return 0
+    if not arguments.end:
+        _print(tables.of_keepers(summaries, time.time()))
+        return 0
+    for each in summaries:
+        which = f"process {each.process}, which keeps {tables.size_text(each.used_bytes)} of {each.job}"
+        if each.ranks and not arguments.force:
+            print(f"kept {which}: {each.ranks} ranks use it; --force ends it, too, and they go on without")
+        else:
+            with contextlib.suppress(NoKeeperError):  # it has ended
+                each.keeper.end()
+            print(f"ended {which}")
+    return 0
+
+
 def _export(arguments: argparse.Namespace) -> int:
     checkpoint, output, prefix = arguments.checkpoint, arguments.output, arguments.prefix
+    is_torch = output.suffix in _TORCH_ENDINGS
+    if arguments.weights_only and (prefix or not is_torch):
+        raise ConfigError(
+            "--weights-only is for Lightning's file: with --prefix, and in safetensors, there are tensors only; leave "
+            "it out"
+        )
     if "://" not in checkpoint and not Path(checkpoint).is_dir():
+        if is_torch:
+            raise ConfigError(f"{checkpoint} is one file already: write e.g. {output.with_suffix('.safetensors')}")
         exported = export_safetensors(Path(checkpoint), output, prefix=prefix)
     else:
         opened = catalog.open_checkpoint(_folder(checkpoint, arguments))
-        export = export_sharded_torch if output.suffix in _TORCH_ENDINGS else export_sharded_safetensors
-        exported = export(opened, output, prefix=prefix)
+        if is_torch and not prefix:
+            exported = whole_checkpoints.export(opened, output, weights_only=arguments.weights_only)
+        else:
+            export = export_sharded_torch if is_torch else export_sharded_safetensors
+            exported = export(opened, output, prefix=prefix)
     Console().print(_exported(exported, output))
     return 0
 
@@ -193,7 +248,10 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], int]] = {
     "verify": _verify,
     "diff": _diff,
     "prune": _prune,
+    "keepers": _keepers,
     "export": _export,
 }
 
-CHECKPOINT = Command("List, show, verify, compare, prune and export checkpoints.", _add_arguments, _run)
+CHECKPOINT = Command(
+    "List, show, verify, compare, prune and export checkpoints; end what keeps them in memory.", _add_arguments, _run
+)

@@ -17,10 +17,16 @@ from lightning_dist.config.checks import parse_bytes
 from lightning_dist.data.detection import detect_format
 from lightning_dist.data.encoders import BYTES
 from lightning_dist.data.formats import FORMATS, Surveyed, make_format
-from lightning_dist.data.formats.packed import PACKED_NAME
 from lightning_dist.data.formats.tokens import CHUNK_BYTES, DTYPES
 from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, IndexElsewhere, index_bytes, is_index, read_json
+from lightning_dist.data.index_file import (
+    INDEX_NAME,
+    PACKED_NAME,
+    IndexElsewhere,
+    index_bytes,
+    is_index,
+    read_json,
+)
 from lightning_dist.data.output import open_write_folder
 from lightning_dist.data.reading import ReadFolder
 from lightning_dist.data.shards import open_read_folder
@@ -142,25 +148,33 @@ def _index(arguments: argparse.Namespace) -> int:
 
 def _info(arguments: argparse.Namespace) -> int:
     folder = _indexed_folder(arguments)
-    name = arguments.format or detect_format(folder)
-    indexes = [make_format(name).index(folder)]
-    if arguments.format is None and name == "tokens" and read_json(folder, PACKED_NAME) is not None:
-        indexes.append(make_format("packed").index(folder))
-    _print_indexes(folder.url, *indexes)
+    _print_indexes(folder.url, *_indexes(folder, arguments))
     return 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     folder = _indexed_folder(arguments)
-    index = make_format(arguments.format or detect_format(folder)).index(folder)
+    indexes = _indexes(folder, arguments)
     with _bar("reading") as bar:
-        bar.begin(index.size_bytes)
-        found = list(verify(folder, index, workers=arguments.workers, progress=bar.advance))
-    for damage in found:
-        print(damage.reason, file=sys.stderr)
-    compared = "as indexed" if index.crc32 is not None else "all there; the index has no checksums"
-    print(f"{folder.url}: {len(found)} of {index.num_chunks} chunks damaged" if found else f"{folder.url}: {compared}")
-    return int(bool(found))
+        bar.begin(sum(index.size_bytes for index in indexes))
+        found = [list(verify(folder, i, workers=arguments.workers, progress=bar.advance)) for i in indexes]
+    for index, damages in zip(indexes, found, strict=True):
+        for damage in damages:
+            print(damage.reason, file=sys.stderr)
+        state = "as indexed" if index.crc32 is not None else "all there; the index has no checksums"
+        if damages:
+            state = f"{len(damages)} of {index.num_chunks} chunks damaged"
+        print(f"{folder.url} ({index.format}): {state}")
+    return int(any(found))
+
+
+def _indexes(folder: ReadFolder, arguments: argparse.Namespace) -> list[DatasetIndex]:
+    """That of the format asked for; else all there are of the folder."""
+    name = arguments.format or detect_format(folder)
+    indexes = [make_format(name).index(folder)]
+    if arguments.format is None and name == "tokens" and folder.read(PACKED_NAME) is not None:
+        indexes.append(make_format("packed").index(folder))
+    return indexes
 
 
 def _refuse_foreign(target: str, file: str, arguments: argparse.Namespace) -> None:

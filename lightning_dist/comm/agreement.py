@@ -6,6 +6,7 @@ never waits for the device). It can be started in one step and read in the next,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -102,30 +103,43 @@ class GroupVote:
 
 
 class DelayedVote:
-    """A wish that any rank may have, known to all at the same call, without waiting on the training path.
+    """Wishes that any rank may have, known to all at the same call, without waiting on the training path.
 
     What a rank says in one call is read in the next, when it has long arrived.
 
     Args:
-        agreement: How ranks hear each other; used by nothing else meanwhile, and closed with this.
+        agreement: How ranks hear each other; used by nothing else meanwhile, and closed with this. ``None`` for one
+            rank, whose wishes are read at once.
     """
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: Agreement | None) -> None:
         self._agreement = agreement
         self._under_way: Exchange | None = None
-        self._wished = False
+        self._lasting = 0
+        self._once: deque[int] = deque()  # a signal handler may put something in at any moment
 
-    def wish(self) -> None:
-        """Have the wish from now on; no collective, fit for a signal handler."""
-        self._wished = True
+    def wish(self, number: int, *, once: bool = False) -> None:
+        """Have a wish, for the next call or from now on; no collective, fit for a signal handler.
+
+        Args:
+            number: Which: a power of two.
+            once: Say so in one call only.
+        """
+        if once:
+            self._once.append(number)
+        else:
+            self._lasting |= number
 
     def cast(self) -> list[int]:
-        """Say whether this rank has the wish; the ranks that had it at the previous call, alike everywhere.
-        Collective.
-        """
+        """Say this rank's wishes; the sum of those of each rank at the previous call, alike everywhere. Collective."""
+        said = self._lasting
+        while self._once:
+            said |= self._once.popleft()
+        if self._agreement is None:
+            return [said]
         previous = self._under_way.wait() if self._under_way is not None else []
-        self._under_way = self._agreement.start(int(self._wished))
-        return [rank for rank, said in enumerate(previous) if said]
+        self._under_way = self._agreement.start(said)
+        return previous
 
     def close(self) -> None:
         """Wait for what is under way, so that nothing is left on the network, and release the group. Safe twice."""
@@ -136,4 +150,5 @@ class DelayedVote:
         except CollectiveError:  # a peer is gone; whoever waits for it says so
             pass
         finally:
-            self._agreement.close()
+            if self._agreement is not None:
+                self._agreement.close()

@@ -10,6 +10,7 @@ from lightning_dist.errors import CombinationError
 
 WHEN_BUSY = ("wait", "skip")
 ON_FAILURE = ("stop", "warn")
+SNAPSHOTS = ("at_once", "overlapped")
 REPLICAS = ("off", "memory", "buddy")
 
 
@@ -21,6 +22,11 @@ class CheckpointConfig:
         mode: ``full`` (Lightning's own: one file with everything, written by rank 0 while training waits), ``sharded``
             (a folder into which each rank writes its part, while training waits) or ``async_sharded`` (the same, while
             training goes on: it waits for a copy only).
+        snapshot: When an ``async_sharded`` checkpoint is copied: while training waits (``at_once``), or, as for
+            parameters and optimizer state, while the next forward and backward run, so that training waits only before
+            the optimizer's step, for what is missing (``overlapped``). Nothing but that step may then change them:
+            changes in place make the checkpoint fail, but changes of ``parameter.data``, and of shards by
+            ``torch._foreach_...``, are not seen.
         when_busy: What becomes of an ``async_sharded`` checkpoint while the one before is being written: ``wait`` or
             ``skip``.
         on_failure: What a checkpoint that could not be written does to the run, on all ranks: ``stop`` or ``warn``.
@@ -38,6 +44,7 @@ class CheckpointConfig:
     MODES: ClassVar[tuple[str, ...]] = ("full", "sharded", "async_sharded")
 
     mode: str = "full"
+    snapshot: str = "at_once"
     when_busy: str = "wait"
     on_failure: str = "stop"
     chunk_bytes: int = 16 * MIB
@@ -48,6 +55,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_choice("checkpoint.mode", self.mode, self.MODES)
+        check_choice("checkpoint.snapshot", self.snapshot, SNAPSHOTS)
         check_choice("checkpoint.when_busy", self.when_busy, WHEN_BUSY)
         check_choice("checkpoint.on_failure", self.on_failure, ON_FAILURE)
         check_range("checkpoint.chunk_bytes", self.chunk_bytes, low=4096, unit="bytes")
@@ -60,6 +68,12 @@ class CheckpointConfig:
             raise CombinationError(
                 f"checkpoint.replica={self.replica} with checkpoint.mode={self.mode}: write checkpoint=async_sharded "
                 "or sharded, or replica=off"
+            )
+
+        if self.snapshot != "at_once" and self.mode != "async_sharded":
+            raise CombinationError(
+                f"checkpoint.snapshot={self.snapshot} with checkpoint.mode={self.mode}, which holds training until all "
+                "is written: write checkpoint=async_sharded, or snapshot=at_once"
             )
 
     @property

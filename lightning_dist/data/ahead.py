@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
-
 from lightning_dist.data.batches import BatchPlan
 
 ChunkKey = tuple[int, int]
@@ -63,8 +61,4 @@ def looked_ahead(
 
 def _chunks_of(plan: BatchPlan) -> list[ChunkKey]:
     """In the order of first use."""
-    if not len(plan.chunks):
-        return []
-    pairs = np.stack((plan.sources, plan.chunks), axis=1)
-    _, first = np.unique(pairs, axis=0, return_index=True)
-    return [(int(source), int(chunk)) for source, chunk in pairs[np.sort(first)]]
+    return list(dict.fromkeys(zip(plan.sources.tolist(), plan.chunks.tolist(), strict=True)))

@@ -3,7 +3,7 @@
 Note: what a look costs. A file that this process has found good before is looked at with one ``stat``: its size and
 the time of its modification are what they were. Another is looked up in the seals. Only a file that nobody has checked
 since the machine was started, or that something has written to since, is read whole for its checksum, once for all
-processes of the host: about a second a gigabyte. So what a power cut tore or a program changed is found at once; bytes
+processes of the host: half a second a gigabyte. So what a power cut tore or a program changed is found at once; bytes
 that a disk loses without a word are found after the next start.
 """
 
@@ -39,7 +39,7 @@ class CachedFile(NamedTuple):
 
     def touch(self) -> None:
         """It is used now: the access time says so to whoever makes room."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # removed meanwhile, or on a disk that is read-only by now
             os.utime(self.path, ns=(time.time_ns(), self.mtime_ns))
 
 

@@ -5,14 +5,14 @@ a host gets its own lanes only, so that a chunk is read by one host. Which repli
 set of a step.
 
 Note [Units]
-Replicas of a host are put into units of c, the smallest number that divides the replicas of each host and leaves
-U = R / c units, U dividing L. Number g goes to unit g mod U, and in it to member (g div U) mod c. So the replica
-follows from g mod R, any run of R b numbers has b for each, and lane g mod L belongs to one unit, whose replicas share
-a host. Units of hosts take turns, so that a host's lanes are alike mod H where hosts have equally many: these lie side
-by side in the data.
+Replicas of a host are put into units of d, the greatest common divisor of the hosts' numbers of replicas: U = R / d
+units. Where U divides L, number g goes to unit g mod U, and in it to member (g div U) mod d. So the replica follows
+from g mod R, any run of R b numbers has b for each, and lane g mod L belongs to one unit, whose replicas share a host;
+where R divides L, to one replica. Units of hosts take turns, so that a host's lanes are alike mod H where hosts have
+equally many: these lie side by side in the data.
 
 Note [Shared lanes]
-If there is no such c, hosts get lanes as evenly as lanes can be dealt. In each step, a host that has more samples in
+If U does not divide L, hosts get lanes as evenly as lanes can be dealt. In each step, a host that has more samples in
 its lanes than it may take leaves what is over, from the last of its lanes, to hosts that have less: numbers are exact,
 but these lanes are read by two hosts or more.
 """
@@ -90,8 +90,7 @@ class Dealing:
             for host, replicas in self._replicas_of.items()
             if given[host] * self.num_replicas < self.lanes * len(replicas)
         )
-        fewest = self.num_replicas // math.gcd(*map(len, self._replicas_of.values()))
-        return SharedLanes(hosts, -(-self.lanes // fewest) * fewest)
+        return SharedLanes(hosts, -(-self.lanes // self._num_units) * self._num_units)
 
     @cached_property
     def _replicas_of(self) -> dict[int, list[int]]:
@@ -103,12 +102,12 @@ class Dealing:
 
     @cached_property
     def _units(self) -> list[list[int]] | None:
-        """Replicas of each unit, see Note [Units]; ``None`` if lanes do not go into units."""
-        common = math.gcd(*map(len, self._replicas_of.values()))
-        for size in range(1, common + 1):
-            if common % size == 0 and self.lanes % (self.num_replicas // size) == 0:
-                return self._in_turn(size)
-        return None
+        """Replicas of each unit, see Note [Units]; ``None`` if the lanes are not dealt to units."""
+        return None if self.lanes % self._num_units else self._in_turn(self.num_replicas // self._num_units)
+
+    @cached_property
+    def _num_units(self) -> int:
+        return self.num_replicas // math.gcd(*map(len, self._replicas_of.values()))
 
     def _in_turn(self, size: int) -> list[list[int]]:
         """Units of a size, one of each host, then the next of each host, ..."""

@@ -36,7 +36,7 @@ def detect_format(folder: ReadFolder) -> str:
     if len(fitting) != 1:
         kinds = "of several formats" if fitting else "of no format that is read"
         raise ForeignDataError(
-            f"{folder.url} has files {kinds} ({', '.join(fitting or ENDINGS)}): name it with --format, or give a folder "
-            "that holds one format only"
+            f"{folder.url} has files {kinds} ({', '.join(fitting or ENDINGS)}): name it with --format, or give a "
+            "folder that holds one format only"
         )
     return fitting[0]

@@ -49,7 +49,7 @@ class FetchAhead:
                 return
             self._coming, self._next, self._error = iter(chunks), None, None
             self._unexpected = set(self._running)
-            self._ahead = {number: self._ahead[number] for number in self._running}
+            self._ahead = {number: size for number, size in self._ahead.items() if number in self._running}
             self._asked.clear()
             self._changed.notify_all()
             while len(self._threads) < self._num_threads:
@@ -140,7 +140,7 @@ class FetchAhead:
                 return None
             if chunk.number in self._asked:
                 self._asked.discard(chunk.number)
-            elif chunk.number in self._ahead:
+            elif chunk.number in self._ahead or chunk.number in self._running:
                 self._unexpected.discard(chunk.number)  # it is being fetched already, for an earlier expectation
             elif chunk.size_bytes <= self._ahead_bytes:
                 self._next = chunk

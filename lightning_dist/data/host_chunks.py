@@ -99,7 +99,7 @@ class HostChunks:
         self._placed: deque[str] = deque(maxlen=_SPARED)
         root = private_folder(root if root is not None else default_folder())
         self._room = Room(root, limit_bytes=limit_bytes, evicted=self._count_evicted)
-        self._room.clean(failures_before_s=time.time() - failure_s)
+        self._clean()
         self._files = self._room.on_disk(lambda: CachedFiles(self._room, self._set))
         self._ahead = FetchAhead(self._fetch_ahead, num_threads=num_threads, ahead_bytes=ahead_bytes)
         # Also at the end of a process that forgets to; it runs before threads are cut off.
@@ -183,7 +183,7 @@ class HostChunks:
             note_failure(failure, error)
             raise
         finally:
-            self._room.drop(part)  # it is not there any more if all went well
+            self._room.on_disk(lambda: self._room.drop(part))  # it is not there any more if all went well
         failure.unlink(missing_ok=True)
         return file, True
 
@@ -228,7 +228,7 @@ class HostChunks:
         while not self._room.on_disk(lambda: self._room.reserve(part, chunk.size_bytes, spared=spared)):
             if not is_asked:
                 raise DataCacheError("there is no room to fetch ahead")
-            self._room.clean(failures_before_s=time.time() - self._failure_s)
+            self._clean()
             if patience.is_over(self._room.progress()):
                 raise DataCacheError(
                     f"there is no room for {self._named(chunk)}: other processes are fetching what fills the "
@@ -253,6 +253,9 @@ class HostChunks:
         if others:
             self._count("data.waits", 1)
             self._count("data.wait_s", time.monotonic() - start_s)
+
+    def _clean(self) -> None:
+        self._room.on_disk(lambda: self._room.clean(failures_before_s=time.time() - self._failure_s))
 
     @contextlib.contextmanager
     def _releasing(self, lock: HostLock) -> Iterator[None]:

@@ -69,11 +69,14 @@ class HostLock:
             except BlockingIOError:
                 _close_listed(descriptor)
                 return False
+            except BaseException:  # a file system without locks
+                _close_listed(descriptor)
+                raise
             if _is_at(self.path, descriptor):
                 self._descriptor = descriptor
                 with contextlib.suppress(OSError):  # a full disk: nobody will know who holds it
-                    os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, f"{os.getpid()} {time.time():.3f}\n".encode(), 0)
+                    # Always as long, as ext4 writes a file that was cut to disk when it is closed: a millisecond.
+                    os.pwrite(descriptor, f"{os.getpid():20d} {time.time():20.3f}\n".encode(), 0)
                 return True
             _close_listed(descriptor)
 

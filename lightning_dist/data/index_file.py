@@ -11,6 +11,10 @@ from lightning_dist.data.reading import ReadFolder
 from lightning_dist.errors import ForeignDataError
 
 INDEX_NAME = "index.json"
+PACKED_NAME = "packed.json"
+"""The index of the same shards as packed documents."""
+PLAN_NAME = ".written.json"
+"""What token shards are written from; there before the index is."""
 
 
 def read_json(folder: ReadFolder, name: str) -> Any:
@@ -46,6 +50,7 @@ def read_index(folder: ReadFolder, *, format_name: str, name: str = INDEX_NAME) 
     """
     found = read_json(folder, name)
     if found is None:
+        refuse_half_written(folder)
         raise ForeignDataError(
             f"{folder.url} has no {name}, which says how many samples each file has: write one with "
             f"hierdist data index {folder.url} --format {format_name}, and with --out FOLDER if that place is read-only"
@@ -57,6 +62,18 @@ def read_index(folder: ReadFolder, *, format_name: str, name: str = INDEX_NAME) 
             f"read it as {index.format}, or write another with hierdist data index --format {format_name}"
         )
     return index
+
+
+def refuse_half_written(folder: ReadFolder) -> None:
+    """Refuse token shards whose writing was ended before all were written.
+
+    Raises:
+        ForeignDataError: They are such.
+    """
+    if folder.read(PLAN_NAME) is not None and folder.read(INDEX_NAME) is None:
+        raise ForeignDataError(
+            f"{folder.url} is half written: start hierdist data write again with the same arguments, which goes on"
+        )
 
 
 def index_bytes(index: DatasetIndex) -> bytes:
@@ -79,7 +96,7 @@ class IndexElsewhere:
     """
 
     def __init__(
-        self, folder: ReadFolder, index_folder: ReadFolder, *, names: tuple[str, ...] = (INDEX_NAME, "packed.json")
+        self, folder: ReadFolder, index_folder: ReadFolder, *, names: tuple[str, ...] = (INDEX_NAME, PACKED_NAME)
     ) -> None:
         self._folder = folder
         self._index_folder = index_folder

@@ -7,6 +7,7 @@ ahead does not count. The state is the same on all ranks and fits any number of 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,8 @@ WAIT = "data.wait"
 reading took, and how many batches are ``ready`` after it."""
 SKIPPED = "data.skipped"
 """Name of a counter: samples whose place others took, since they could not be read."""
+
+_MOST_OPEN = 256  # chunks; each may take a file descriptor
 
 _STATE_KEY = "lightning_dist.data"
 _STATE_VERSION = 1
@@ -138,10 +141,18 @@ class ShardedLoader:
             is_run = dist.is_available() and dist.is_initialized()
             replicas = of_launcher(dist.get_world_size() if is_run else 1, dist.get_rank() if is_run else 0, os.environ)
         order = self._make_order()
-        for source in self._sources:  # as many as this rank's lanes reach into, twice: blocks run over
-            source.keep_open = 2 * -(-order.lanes // replicas.count) + 2
+        lanes = order.lanes // math.gcd(order.lanes, replicas.count)
+        for source in self._sources:
+            source.keep_open = self._chunks_at_once(source, lanes)
         dealing = Dealing(replicas.host_of, order.lanes)
         return ReplicaShare(order, self._make_steps(order, replicas.count), dealing, replicas.own)
+
+    def _chunks_at_once(self, source: Source, lanes: int) -> int:
+        """How many of a source's chunks are read by turns: in each of its lanes, those that a block reaches into."""
+        index = source.index
+        block = self.config.shuffle_block if self.config.shuffle and self.role == "train" else 1
+        reached = -(-block * index.num_chunks // max(1, index.num_samples)) + 1
+        return max(2, min(lanes * reached, _MOST_OPEN // len(self._sources)))
 
     def _make_order(self) -> SampleOrder:
         config, role = self.config, self.role

@@ -1,13 +1,15 @@
 """The order of an epoch: which sample of which chunk stands at a position. Pure.
 
-Chunks are permuted by seed and epoch and laid in a line. The line is cut into lanes, which take turns: position p is in
-lane p mod L, and within a lane blocks of neighbours are permuted. Nothing depends on ranks, and nothing grows with the
-number of samples: an epoch takes a list of its chunks, a position some arithmetic.
+Chunks are permuted by the seed and laid in a line, once. The line is cut into lanes, which take turns. In each epoch a
+lane's chunks, and then blocks of neighbours in it, are permuted anew. So a lane has the same chunks in all epochs, and
+who reads it once has them in its cache. Nothing depends on ranks, and nothing grows with the number of samples: an
+epoch takes a list of its chunks, a position some arithmetic.
 
 Note [Numbers of samples]
 Epochs follow each other without end. Position p of epoch e has the *number* e N + p, N being the samples of an epoch.
-A lane is a class of numbers mod L. In an epoch such a class is one lane of that epoch, which one changes with the
-epoch unless L divides N. So whoever takes a class of numbers reads one lane at a time.
+A lane is a class of numbers mod L, so whoever takes a class of numbers reads one lane only. Where L does not divide N,
+N mod L lanes have one sample more in an epoch, and the next ones in the next epoch: borders of lanes move by less than
+L samples.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from lightning_dist.data.index import Numbers
 
 ALGORITHM = 1
 """Counted up with any change of the orders that this library makes: positions in others have no meaning in it."""
+_OF_CHUNKS, _OF_PIECES, _OF_BLOCKS = range(3)  # what is permuted
 EPOCHS_KEPT = 4
 """Lists of chunks that are kept: of the present epoch, the one before, and those that batches run over into."""
 
@@ -47,7 +50,7 @@ class OrderOptions:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        check_count("seed", self.seed, low=0, unit="(no unit)")
+        check_count("seed", self.seed, low=0, unit="(a seed)")
         check_count("lanes", self.lanes, low=1, high=65536, unit="lanes")
         check_count("shuffle_block", self.shuffle_block, low=1, unit="samples")
         check_flags("order", self)
@@ -91,16 +94,22 @@ class SampleOrder(Protocol):
 
 
 class _Laid(NamedTuple):
-    """The line of an epoch.
+    """The line of an epoch. A piece is what one lane has of one chunk.
 
     Attributes:
-        sequence: (chunks,) numbers of the chunks in their order.
-        ends: (chunks,) where each one ends in the line.
+        chunks: (pieces,) chunk of each, in the order of the line.
+        ends: (pieces,) where it ends in the line.
+        back: (pieces,) what is taken from a place in the line to give the sample of the chunk.
+        lane_starts: (lanes,) where each lane begins in the line.
+        lane_sizes: (lanes,) its samples.
         base: Key of its blocks.
     """
 
-    sequence: Numbers
+    chunks: Numbers
     ends: Numbers
+    back: Numbers
+    lane_starts: Numbers
+    lane_sizes: Numbers
     base: int
 
 
@@ -119,12 +128,11 @@ class Order:
         self.num_samples = int(samples.sum())
         self._samples = np.asarray(samples, dtype=np.int64)
         self._source = source
-        lane = np.arange(self.lanes, dtype=np.int64)
-        self._lane_sizes = self.num_samples // self.lanes + (lane < self.num_samples % self.lanes)
-        by_section = np.argsort(sections(self.lanes))
-        ends = np.cumsum(self._lane_sizes[by_section])
-        self._lane_starts = np.empty(self.lanes, dtype=np.int64)
-        self._lane_starts[by_section] = ends - self._lane_sizes[by_section]
+        chunks = np.arange(len(samples), dtype=np.int64)
+        if options.shuffle:
+            chunks = shuffling.permutation(len(samples), shuffling.key(options.seed, source, _OF_CHUNKS))
+        self._sequence = chunks[self._samples[chunks] > 0]
+        self._ends = np.cumsum(self._samples[self._sequence])
         self._laid = functools.lru_cache(maxsize=EPOCHS_KEPT)(self._lay)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,27 +159,47 @@ class Order:
         return {"algorithm": ALGORITHM, **asdict(self.options)}
 
     def _lay(self, epoch: int) -> _Laid:
-        of_chunks, of_blocks = (shuffling.key(self.options.seed, self._source, epoch, what) for what in (0, 1))
-        size = len(self._samples)
-        sequence = shuffling.permutation(size, of_chunks) if self.options.shuffle else np.arange(size, dtype=np.int64)
-        return _Laid(sequence, np.cumsum(self._samples[sequence]), of_blocks)
+        sizes = self.num_samples // self.lanes + (self._turns(epoch) < self.num_samples % self.lanes)
+        by_section = np.argsort(sections(self.lanes))
+        section_ends = np.cumsum(sizes[by_section])
+        starts = np.empty(self.lanes, dtype=np.int64)
+        starts[by_section] = section_ends - sizes[by_section]
+        ends = np.union1d(self._ends, section_ends[section_ends > 0])
+        lengths = np.diff(ends, prepend=0)
+        places = np.searchsorted(self._ends, ends)
+        chunks = self._sequence[places]
+        firsts = ends - lengths - (self._ends - self._samples[self._sequence])[places]
+        if self.options.shuffle:
+            words = shuffling.keys(self._key(epoch, _OF_PIECES), np.arange(len(ends), dtype=np.int64))
+            order = np.lexsort((words, np.searchsorted(section_ends, ends)))
+            lengths, chunks, firsts = lengths[order], chunks[order], firsts[order]
+            ends = np.cumsum(lengths)
+        return _Laid(chunks, ends, ends - lengths - firsts, starts, sizes, self._key(epoch, _OF_BLOCKS))
 
     def _in_epoch(self, epoch: int, positions: Numbers) -> tuple[Numbers, Numbers]:
         laid = self._laid(epoch)
-        offsets, lanes = np.divmod(positions, self.lanes)
+        shift = epoch * self.num_samples % self.lanes
+        offsets, lanes = np.divmod(positions + shift, self.lanes)
+        offsets -= lanes < shift
         if self.options.shuffle:
-            offsets = self._in_blocks(laid.base, lanes, offsets)
-        line = self._lane_starts[lanes] + offsets
-        places = np.searchsorted(laid.ends, line, side="right")  # right: past chunks without samples
-        chunks = laid.sequence[places]
-        return chunks, line - laid.ends[places] + self._samples[chunks]
+            offsets = self._in_blocks(laid, lanes, offsets)
+        line = laid.lane_starts[lanes] + offsets
+        pieces = np.searchsorted(laid.ends, line, side="right")
+        return laid.chunks[pieces], line - laid.back[pieces]
 
-    def _in_blocks(self, base: int, lanes: Numbers, offsets: Numbers) -> Numbers:
+    def _in_blocks(self, laid: _Laid, lanes: Numbers, offsets: Numbers) -> Numbers:
         blocks = offsets // self.options.shuffle_block
         starts = blocks * self.options.shuffle_block
-        sizes = np.minimum(self._lane_sizes[lanes] - starts, self.options.shuffle_block)
-        words = shuffling.keys(base, blocks * self.lanes + lanes)
+        sizes = np.minimum(laid.lane_sizes[lanes] - starts, self.options.shuffle_block)
+        words = shuffling.keys(laid.base, blocks * self.lanes + lanes)
         return starts + shuffling.permuted(offsets - starts, sizes, words)
+
+    def _turns(self, epoch: int) -> Numbers:
+        """(lanes,) which position of the epoch is each lane's first."""
+        return (np.arange(self.lanes, dtype=np.int64) - epoch * self.num_samples) % self.lanes
+
+    def _key(self, epoch: int, what: int) -> int:
+        return shuffling.key(self.options.seed, self._source, epoch, what)
 
 
 def sections(lanes: int) -> Numbers:

@@ -1,18 +1,22 @@
-"""Where a data set is written to: a folder on disk or at a URL, and the four operations that writing needs of it."""
+"""Where a data set is written to: a folder on disk or at a URL, and the few operations that writing needs of it."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import fsspec
 
 from lightning_dist.errors import DataError
+from lightning_dist.retry import Retry, failed
 
 _T = TypeVar("_T")
+_HALF = ".part"
 
 
 class WriteFolder(Protocol):
@@ -23,6 +27,12 @@ class WriteFolder(Protocol):
     """
 
     url: str
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Within, no other process of this host writes to the folder; waits until none does.
+
+        At a URL nothing is waited for: files appear whole, and those who write the same do no harm.
+        """
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write a file; nobody sees a half of it, and it survives a power cut. What was there is replaced."""
@@ -53,7 +63,7 @@ def open_write_folder(url: str | os.PathLike[str], *, storage_options: Mapping[s
     try:
         file_system, path = fsspec.core.url_to_fs(text, use_listings_cache=False, **dict(storage_options or {}))
     except Exception as error:
-        raise DataError(f"{text} cannot be opened: {type(error).__name__}: {error}") from error
+        raise DataError(f"{text} cannot be opened: {failed(error)}") from error
     return LocalOutput(Path(path), text) if text.startswith("file://") else RemoteOutput(file_system, path, text)
 
 
@@ -69,20 +79,36 @@ class LocalOutput:
         self._folder = path
         self.url = url
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """See :class:`WriteFolder`. The lock is on the folder itself and goes with the process, however that ends."""
+        _do(lambda: self._folder.mkdir(parents=True, exist_ok=True), f"make {self._folder}")
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems cannot lock folders
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """See :class:`WriteFolder`. The same name is not written to by two at once."""
+        """See :class:`WriteFolder`. The same name is not written to by two at once; see :meth:`alone`."""
 
         def attempt() -> None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            half = self._folder / f".{name}.part"
-            with half.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            half.replace(self._folder / name)
+            half = self._folder / f".{name}{_HALF}"
+            try:
+                with half.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                half.replace(self._folder / name)
+            except Exception:
+                half.unlink(missing_ok=True)
+                raise
             self._sync()
 
-        _do(attempt, "written", f"{self._folder / name}")
+        _do(attempt, f"write {self._folder / name}")
 
     def read(self, name: str) -> bytes | None:
         """See :class:`WriteFolder`."""
@@ -93,18 +119,19 @@ class LocalOutput:
             except FileNotFoundError:
                 return None
 
-        return _do(attempt, "read", f"{self._folder / name}")
+        return _do(attempt, f"read {self._folder / name}")
 
     def names(self) -> list[str]:
         """See :class:`WriteFolder`."""
 
         def attempt() -> list[str]:
             try:
-                return sorted(entry.name for entry in self._folder.iterdir() if entry.is_file())
+                names = sorted(entry.name for entry in self._folder.iterdir() if entry.is_file())
             except FileNotFoundError:
                 return []
+            return [name for name in names if not (name.startswith(".") and name.endswith(_HALF))]
 
-        return _do(attempt, "listed", f"{self._folder}")
+        return _do(attempt, f"list {self._folder}")
 
     def remove(self, name: str) -> None:
         """See :class:`WriteFolder`."""
@@ -112,7 +139,7 @@ class LocalOutput:
         def attempt() -> None:
             (self._folder / name).unlink(missing_ok=True)
 
-        _do(attempt, "removed", f"{self._folder / name}")
+        _do(attempt, f"remove {self._folder / name}")
 
     def _sync(self) -> None:
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -136,13 +163,17 @@ class RemoteOutput:
         self._path = path.rstrip("/")
         self.url = url
 
+    def alone(self) -> AbstractContextManager[None]:
+        """See :class:`WriteFolder`."""
+        return contextlib.nullcontext()
+
     def write(self, name: str, data: bytes | memoryview) -> None:
         """See :class:`WriteFolder`."""
 
         def attempt() -> None:
             self._fs.pipe_file(f"{self._path}/{name}", bytes(data))
 
-        _do(attempt, "written", self._at(name))
+        _do(attempt, f"write {self._at(name)}")
 
     def read(self, name: str) -> bytes | None:
         """See :class:`WriteFolder`."""
@@ -153,7 +184,7 @@ class RemoteOutput:
             except FileNotFoundError:
                 return None
 
-        return _do(attempt, "read", self._at(name))
+        return _do(attempt, f"read {self._at(name)}")
 
     def names(self) -> list[str]:
         """See :class:`WriteFolder`."""
@@ -165,7 +196,7 @@ class RemoteOutput:
                 return []
             return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file")
 
-        return _do(attempt, "listed", self.url)
+        return _do(attempt, f"list {self.url}")
 
     def remove(self, name: str) -> None:
         """See :class:`WriteFolder`."""
@@ -174,14 +205,11 @@ class RemoteOutput:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(f"{self._path}/{name}")
 
-        _do(attempt, "removed", self._at(name))
+        _do(attempt, f"remove {self._at(name)}")
 
     def _at(self, name: str) -> str:
         return f"{self.url.rstrip('/')}/{name}"
 
 
-def _do(attempt: Callable[[], _T], what: str, place: str) -> _T:
-    try:
-        return attempt()
-    except Exception as error:
-        raise DataError(f"{place} cannot be {what}: {type(error).__name__}: {error}") from error
+def _do(attempt: Callable[[], _T], what: str) -> _T:
+    return Retry().call(attempt, what, refusal=DataError)

@@ -13,9 +13,17 @@ _ADVICE = "name another folder for the cache of training data"
 
 
 def default_folder() -> Path:
-    """Where the cache is if nothing is said: in the user's cache directory."""
+    """Where the cache is if nothing is said: in the user's cache directory.
+
+    Raises:
+        DataCacheError: The user has none.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()) / "lightning_dist" / "data"
+    try:
+        home = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    except RuntimeError as error:
+        raise DataCacheError(f"this user has no home, so {_ADVICE}") from error
+    return home / "lightning_dist" / "data"
 
 
 def private_folder(path: Path) -> Path:

@@ -169,11 +169,11 @@ class Room:
         with self.changing():
             return self._drop(path)
 
-    def evict(self, size_bytes: int, *, spared: Collection[str] = ()) -> bool:
+    def evict(self, size_bytes: int) -> bool:
         """Remove what was used least lately, at least so many bytes if there are; whether anything was."""
         with self.changing():
             files, _ = self._look()
-            files = [file for file in sorted(files, key=_by_use) if file.size_bytes and file.path not in spared]
+            files = [file for file in sorted(files, key=_by_use) if file.size_bytes]
             freed = count = 0
             while count < len(files) and freed < size_bytes:
                 freed += self._remove(files[count])

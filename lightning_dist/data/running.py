@@ -14,7 +14,9 @@ from lightning_dist.data.nodes import Reading
 from lightning_dist.data.position import Position, begun, given, is_at_end
 from lightning_dist.data.shares import ReplicaShare
 from lightning_dist.data.source import Source
-from lightning_dist.data.steps import Steps
+from lightning_dist.data.steps import Place, Steps
+
+_STEPS_AT_ONCE = 64  # whose samples are found at once: that takes little longer than for one
 
 
 class Running:
@@ -32,7 +34,12 @@ class Running:
     """
 
     def __init__(
-        self, share: ReplicaShare, position: Position, reader: BatchReader, sources: Sequence[Source], config: DataConfig
+        self,
+        share: ReplicaShare,
+        position: Position,
+        reader: BatchReader,
+        sources: Sequence[Source],
+        config: DataConfig,
     ) -> None:
         self.position = replace(position, is_started=False)
         self._steps: Steps = share.steps
@@ -91,10 +98,12 @@ def _plans(share: ReplicaShare, position: Position, *, is_endless: bool) -> Iter
     """Of the batches from a position on; to the end of its pass, or beyond."""
     while True:
         while not is_at_end(position, share.steps):
-            taken = share.at(position.place)
-            assert taken is not None, "not at the end"
-            yield BatchPlan(taken.start, taken.numbers, *taken.located)
-            position = given(position, share.steps)
+            run: list[Place] = []
+            while len(run) < _STEPS_AT_ONCE and not is_at_end(position, share.steps):
+                run.append(position.place)
+                position = given(position, share.steps)
+            for taken in share.each(run):
+                yield BatchPlan(taken.start, taken.numbers, *taken.located)
         if not is_endless:
             return
         position = begun(position, share.steps)

@@ -45,7 +45,7 @@ def open_read_folder(
     text, retry = os.fspath(url), retry if retry is not None else Retry()
     if "://" not in text and "::" not in text:
         return LocalReadFolder(Path(text), text, retry)
-    if text.startswith("file://"):
+    if text.startswith(("file://", "local://")):
         return LocalReadFolder(Path(fsspec.core.url_to_fs(text)[1]), text, retry)
     return RemoteReadFolder(text, dict(storage_options or {}), retry)
 

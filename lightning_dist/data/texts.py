@@ -38,6 +38,11 @@ class Document:
     size_bytes: int
     changed_ns: int
 
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"document {self.name}" if isinstance(self.source, bytes) else str(self.source)
+
     def read(self, start: int, stop: int) -> bytes:
         """Bytes ``start`` up to ``stop``.
 

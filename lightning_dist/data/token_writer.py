@@ -19,9 +19,9 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,17 +29,15 @@ from numpy.typing import NDArray
 
 from lightning_dist.config.checks import check_count, parse_bytes
 from lightning_dist.data.encoders import BYTES, Encoder, dtype_for, open_encoder
-from lightning_dist.data.formats.packed import PACKED_NAME, packed_index, packed_pieces
+from lightning_dist.data.formats.packed import packed_index, packed_pieces
 from lightning_dist.data.formats.tokens import CHUNK_BYTES, DTYPES
 from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, index_bytes
+from lightning_dist.data.index_file import INDEX_NAME, PACKED_NAME, PLAN_NAME, index_bytes
 from lightning_dist.data.output import WriteFolder, open_write_folder
 from lightning_dist.data.survey import Piece, Progress, index_of
 from lightning_dist.data.texts import Block, Document, Text, deal, documents_of, read_block
 from lightning_dist.data.windows import cut_windows
 from lightning_dist.errors import ConfigError, ForeignDataError
-
-PLAN_NAME = ".written.json"
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,8 @@ class TokenSettings:
                 raise ConfigError(f"{what}={getattr(self, what)!r}: must be at least one byte, e.g. 4MiB")
 
 
-class Written(NamedTuple):
+@dataclass(frozen=True)
+class Written:
     """What was written.
 
     Attributes:
@@ -118,30 +117,35 @@ def write_tokens(
     folder = open_write_folder(out, storage_options=storage_options) if isinstance(out, (str, os.PathLike)) else out
     encoder = open_encoder(settings.tokenizer, eos=settings.eos)
     documents = documents_of(texts)
-    shards = deal([d.size_bytes for d in documents], shard_bytes=parse_bytes("shard_size", settings.shard_size))
     writer = _Writer(folder, encoder, settings, documents)
-    complete = writer.claim()
     if begin is not None:
         begin(sum(document.size_bytes for document in documents))
-    names = [_shard_name(number) for number in range(len(shards))]
-    if complete is not None:
-        writer.tidy(names)
-        return complete._replace(shards_kept=len(shards))
-    kept = writer.finished(names)
-    executor = ThreadPoolExecutor(max_workers=workers or os.cpu_count() or 1, thread_name_prefix="hierdist-write")
+    with folder.alone():
+        return _write_all(writer, workers or os.cpu_count() or 1, progress)
 
-    def one(name: str, blocks: list[Block]) -> _Record:
+
+def _write_all(writer: _Writer, workers: int, progress: Progress | None) -> Written:
+    shards = writer.shards()
+    complete = writer.claim()
+    if complete is not None:
+        writer.tidy(shards)
+        return replace(complete, shards_kept=len(shards))
+    kept = writer.finished(shards)
+    executor = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hierdist-write")
+
+    def one(name: str) -> _Record:
+        blocks = shards[name]
         record = kept[name] if name in kept else writer.write_shard(name, blocks)
         if progress is not None:
             progress(sum(block.stop - block.start for block in blocks))
         return record
 
     try:
-        records = dict(zip(names, executor.map(one, names, shards), strict=True))
+        records = dict(zip(shards, executor.map(one, shards), strict=True))
     finally:
         executor.shutdown(cancel_futures=True)
     index, packed = writer.commit(records)
-    writer.tidy(names)
+    writer.tidy(shards)
     return Written(index, packed, len(shards) - len(kept), len(kept))
 
 
@@ -158,6 +162,12 @@ class _Writer:
         self._dtype = dtype_for(encoder.vocab_size)
         self._item = np.dtype(DTYPES[self._dtype]).itemsize
         self._chunk_bytes = parse_bytes("chunk_size", settings.chunk_size)
+
+    def shards(self) -> dict[str, list[Block]]:
+        """What goes into which shard."""
+        sizes = [document.size_bytes for document in self._documents]
+        dealt = deal(sizes, shard_bytes=parse_bytes("shard_size", self._settings.shard_size))
+        return {_shard_name(number): blocks for number, blocks in enumerate(dealt)}
 
     def claim(self) -> Written | None:
         """Say what this folder is for; what it holds if it is complete already.
@@ -189,14 +199,11 @@ class _Writer:
             self._folder.write(PLAN_NAME, json.dumps(plan, sort_keys=True).encode())
         return None
 
-    def finished(self, names: Sequence[str]) -> dict[str, _Record]:
+    def finished(self, names: Iterable[str]) -> dict[str, _Record]:
         """Shards that need not be written again."""
         there = set(self._folder.names())
-        return {
-            name: _record(self._json(_record_name(name)))
-            for name in names
-            if name in there and _record_name(name) in there
-        }
+        found = {name: self._json(_record_name(name)) for name in names if {name, _record_name(name)} <= there}
+        return {name: _record(record) for name, record in found.items() if record is not None}
 
     def write_shard(self, name: str, blocks: list[Block]) -> _Record:
         """Encode and write one shard, then say that it is finished."""
@@ -234,7 +241,6 @@ class _Writer:
             "tokenizer": self._encoder.name,
             "eos": self._encoder.eos,
             "shard_tokens": [record.tokens for record in records.values()],
-            "shard_starts": [0] * len(records),
         }
         index = index_of("tokens", {name: record.windows for name, record in records.items()}, properties)
         if index.num_samples == 0:
@@ -257,7 +263,7 @@ class _Writer:
         self._folder.write(INDEX_NAME, index_bytes(index))
         return index, packed
 
-    def tidy(self, names: Sequence[str]) -> None:
+    def tidy(self, names: Iterable[str]) -> None:
         """Remove what only a resumed run needs."""
         there = set(self._folder.names())
         for name in names:
@@ -268,7 +274,7 @@ class _Writer:
         parts = []
         for block in blocks:
             document = self._documents[block.document]
-            parts.append(self._encoder.encode(read_block(document, block), document.name).astype(DTYPES[self._dtype]))
+            parts.append(self._encoder.encode(read_block(document, block), document.label).astype(DTYPES[self._dtype]))
             if self._encoder.eos is not None and block.stop == document.size_bytes:
                 parts.append(np.asarray([self._encoder.eos], dtype=DTYPES[self._dtype]))
         return np.concatenate(parts)
@@ -278,11 +284,12 @@ class _Writer:
         for document in self._documents:
             stamp = zlib.crc32(document.source) if isinstance(document.source, bytes) else document.changed_ns
             digest.update(json.dumps([document.name, document.size_bytes, stamp]).encode())
-        settings = {key: value for key, value in asdict(self._settings).items() if key != "tokenizer"}
         return {
             "kind": "lightning_dist.written",
             "version": 1,
-            **settings,
+            "seq_len": self._settings.seq_len,
+            "shard_bytes": parse_bytes("shard_size", self._settings.shard_size),
+            "chunk_bytes": self._chunk_bytes,
             "tokenizer": self._encoder.name,
             "eos": self._encoder.eos,
             "documents": len(self._documents),

@@ -11,29 +11,32 @@ What a sharded checkpoint holds, by name:
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor
 
 from lightning_dist import build
-from lightning_dist.checkpoint import catalog, sharded, whole
+from lightning_dist.checkpoint import catalog, sharded
 from lightning_dist.checkpoint.host_pieces import Held
-from lightning_dist.checkpoint.manifest import Manifest
+from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
+from lightning_dist.comm.host_relay import HostRelay
+from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
 
-_MODEL, _OPTIMIZER, _REST, _RANK = "model/", "optimizer/", "lightning", "rank/"
+MODEL, OPTIMIZER, REST, RANK = "model/", "optimizer/", "lightning", "rank/"
 _LOADERS = ("loops", "fit_loop", "state_dict", "combined_loader")
 OPENED = "hierdist_opened"
 """Key of a loaded dictionary under which the rest is still to be read."""
@@ -56,13 +59,19 @@ class Opened:
     stored_at: str | None = None
 
 
-def refuse(trainer: pl.Trainer, mode: Mode) -> None:
-    """What sharded checkpoints cannot hold.
+def refuse(trainer: pl.Trainer, mode: Mode, config: CheckpointConfig) -> None:
+    """What sharded checkpoints cannot hold, or not copy while it changes.
 
     Raises:
         CombinationError: The run has some of it.
     """
     averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+    changing = [type(each).__name__ for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
+    if changing and config.snapshot == "overlapped":
+        raise CombinationError(
+            f"{changing[0]} changes weights between steps, and with checkpoint.snapshot=overlapped only steps may: "
+            "write checkpoint.snapshot=at_once"
+        )
     name = mode.setting.parallel.mode
     if averaging and name != "ddp":
         raise CombinationError(
@@ -79,6 +88,7 @@ def save(
     mode: Mode,
     optimizers: list[torch.optim.Optimizer],
     storage_options: Mapping[str, Any] | None = None,
+    at_once: bool = False,
 ) -> build.SaveStarted:
     """Begin to write a checkpoint; every rank calls it.
 
@@ -87,25 +97,26 @@ def save(
         checkpoint: As Lightning made it, with states as this rank holds them (:meth:`Mode.as_held`).
         path: Folder or URL.
         mode: The present one.
-        optimizers: Whose states the checkpoint has.
+        optimizers: All of the fit; the checkpoint may have their states.
         storage_options: For fsspec.
+        at_once: Write it to its end.
     """
     start_ns = mode.setting.run.events.clock_ns()
     rest = dict(checkpoint)
     held = mode.held_state()
-    tensors = list(_named(_MODEL, held.of_model(rest.get("state_dict", {}))))
+    tensors = list(_named(MODEL, held.of_model(rest.get("state_dict", {}))))
     others = {name: value for name, value in rest.pop("state_dict", {}).items() if not isinstance(value, Tensor)}
     rank = mode.setting.run.rank
     objects: dict[str, Encoded] = {}
     for index, state in enumerate(rest.pop("optimizer_states", ())):
-        prefix = f"{_OPTIMIZER}{index}/"
+        prefix = f"{OPTIMIZER}{index}/"
         tensors += _named(prefix, held.of_optimizer(optimizers[index], state))
-        name = f"{prefix}{_RANK}{rank}"
+        name = f"{prefix}{RANK}{rank}"
         objects[name] = encode(_values_of(held, optimizers[index], state), name)
-    name = f"{_RANK}{rank}"
+    name = f"{RANK}{rank}"
     objects[name] = encode({"random": _collect_rng_states(), "loaders": _loaders_of(rest)}, name)
     if rank == 0:
-        objects[_REST] = encode({"checkpoint": rest, "state_dict": others}, _REST)
+        objects[REST] = encode({"checkpoint": rest, "state_dict": others}, REST)
     record = {
         "step": rest.get("global_step"),
         "epoch": rest.get("epoch"),
@@ -116,7 +127,30 @@ def save(
         "lightning": rest.get("pytorch-lightning_version"),
     }
     folder = open_folder(path, storage_options=storage_options)
-    return saver.save(folder, tensors, objects, record, since_ns=start_ns)
+    return saver.save(folder, tensors, objects, record, optimizers=optimizers, since_ns=start_ns, at_once=at_once)
+
+
+def save_at_once(
+    save: Callable[..., build.SaveStarted], saver: build.CheckpointSaver, path: str, *, moves: bool
+) -> None:
+    """Write a checkpoint whole; on a disk its folder is not there before. Every rank calls it.
+
+    Lightning takes the folder of the highest number for what a preempted run has left, whole or not.
+
+    Args:
+        save: :func:`save` but for the path and ``at_once``.
+        saver: The run's.
+        path: The same on all ranks.
+        moves: Whether this rank gives the folder its name.
+    """
+    if "://" in path:
+        save(path=path, at_once=True)
+        return
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f".{name.replace('hpc_ckpt_', 'hpc-')}.unfinished")
+    save(path=aside, at_once=True)
+    if moves and not saver.has_failed:
+        os.replace(aside, path)
 
 
 def remove(path: str) -> None:
@@ -125,13 +159,63 @@ def remove(path: str) -> None:
     catalog.delete(open_folder(parent or "."), name)
 
 
+def log_saved(trainer: pl.Trainer, saver: build.CheckpointSaver, logged: build.Saved | None) -> build.Saved | None:
+    """Give the Trainer's loggers what the newest committed checkpoint took, on rank 0.
+
+    Args:
+        trainer: Whose loggers.
+        saver: The run's.
+        logged: What they were given last; not again.
+
+    Returns:
+        What they have been given by now.
+    """
+    saved = saver.last_saved if trainer.is_global_zero else None
+    if saved is None or saved is logged:
+        return logged
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped  # what Lightning logs under
+    for logger in trainer.loggers:
+        logger.log_metrics(_metrics_of(saved, saver.skipped), step=step)
+    return saved
+
+
+def _metrics_of(saved: build.Saved, skipped: int) -> dict[str, float]:
+    metrics: dict[str, float] = {
+        "checkpoint/stall_s": saved.stall_s,
+        "checkpoint/background_s": saved.background_s,
+        "checkpoint/rank_bytes": saved.rank_bytes,
+        "checkpoint/skipped": skipped,
+    }
+    if saved.total_bytes is not None:
+        metrics["checkpoint/total_bytes"] = saved.total_bytes
+        metrics["checkpoint/bytes_per_s"] = saved.total_bytes / max(saved.background_s, 1e-9)
+    return metrics
+
+
+def marker_of(path: str) -> str | None:
+    """The file that says when a sharded checkpoint was committed; ``None`` if it was not."""
+    is_committed = catalog.committed_save(open_folder(path)) is not None
+    return f"{path.rstrip('/')}/{MARKER_FILE}" if is_committed else None
+
+
+def without_marker(path: str) -> str:
+    """A checkpoint's path, which may be given as that of its marker."""
+    return path.removesuffix(f"/{MARKER_FILE}")
+
+
 def is_sharded(path: str) -> bool:
     """Whether there is a sharded checkpoint at a path or URL, whole or not; web pages hold files only."""
     return not path.startswith(("http://", "https://")) and catalog.holds_checkpoint(open_folder(path))
 
 
 def load(
-    opened: catalog.Checkpoint, held: HeldState | None, rank: int, world_size: int, *, stored_at: str | None = None
+    opened: catalog.Checkpoint,
+    held: HeldState | None,
+    rank: int,
+    world_size: int,
+    *,
+    stored_at: str | None = None,
+    relay: HostRelay | None = None,
 ) -> dict[str, Any]:
     """Lightning's dictionary of a sharded checkpoint; every rank calls it.
 
@@ -143,91 +227,78 @@ def load(
         rank: This process's global rank.
         world_size: Number of ranks.
         stored_at: Where else it is, in storage, if it is read from memory.
+        relay: The ranks of this host, if they are to read once what several need.
     """
     folder, manifest = opened.folder, opened.manifest
-    own = f"{_RANK}{rank}"
-    state: dict[str, Any] = dict.fromkeys(name for name in (_REST, own) if name in manifest.objects)
-    weights = _stored(manifest, _MODEL)
+    own = f"{RANK}{rank}"
+    state: dict[str, Any] = dict.fromkeys(name for name in (REST, own) if name in manifest.objects)
+    weights = _stored(manifest, MODEL)
     if held is not None:
         to_fill = list(held.model_to_fill(weights))
     else:
         to_fill = [whole_to_fill(name, stored) for name, stored in weights.items()]
-    state.update(_targets(_MODEL, to_fill))
-    sharded.load(state, folder, manifest=manifest)
-    checkpoint: dict[str, Any] = state[_REST]["checkpoint"]
+    state.update(_targets(MODEL, to_fill))
+    sharded.load(state, folder, manifest=manifest, relay=relay)
+    checkpoint: dict[str, Any] = state[REST]["checkpoint"]
     filled = {each.name: each.value() for each in to_fill}
-    checkpoint["state_dict"] = {**_tied(manifest, filled), **state[_REST]["state_dict"]}
+    checkpoint["state_dict"] = {**tied(manifest, filled), **state[REST]["state_dict"]}
     mine = state.get(own) if manifest.record.get("world_size") == world_size else None
     if mine is not None:
         _put_loaders(checkpoint, mine["loaders"])
-    if indices := _optimizers_of(manifest):
+    if indices := optimizers_of(manifest):
         checkpoint["optimizer_states"] = [{} for _ in indices]
     checkpoint[OPENED] = Opened(folder, manifest, None if mine is None else mine["random"], stored_at)
     return checkpoint
 
 
-def load_whole(path: str, *, weights_only: bool = False) -> dict[str, Any]:
-    """Lightning's dictionary of a sharded checkpoint, all of it, as its own files hold it; no other process takes part.
+def load_optimizers(
+    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], *, relay: HostRelay | None = None
+) -> None:
+    """Read the states of optimizers, and set this rank's random state; every rank calls it.
 
     Args:
-        path: Folder or URL.
-        weights_only: Leave out the states of optimizers.
-    """
-    folder = open_folder(path)
-    opened = catalog.open_checkpoint(folder)
-    manifest = opened.manifest
-    indices = [] if weights_only else _optimizers_of(manifest)
-    names = [_REST, *(name for name in manifest.tensor_names if name.startswith(_MODEL))]
-    for index in indices:
-        prefix = f"{_OPTIMIZER}{index}/"
-        names += [name for name in (*manifest.tensors, *manifest.objects) if name.startswith(prefix)]
-    state = whole.read_all(opened, names)
-    checkpoint: dict[str, Any] = state[_REST]["checkpoint"]
-    weights = {name.removeprefix(_MODEL): value for name, value in state.items() if name.startswith(_MODEL)}
-    checkpoint["state_dict"] = {**_tied(manifest, weights), **state[_REST]["state_dict"]}
-    if indices:
-        checkpoint["optimizer_states"] = [_whole_optimizer(f"{_OPTIMIZER}{index}/", state) for index in indices]
-    return checkpoint
-
-
-def load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Read the states of optimizers, and set this rank's random state; every rank calls it.
+        opened: As :func:`load` left it.
+        held: Of the module.
+        optimizers: Whose states are read.
+        relay: As for :func:`load`.
 
     Raises:
         StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
     """
     try:
-        _load_optimizers(opened, held, optimizers)
+        _load_optimizers(opened, held, optimizers, relay)
     except CheckpointError as error:  # the same on all ranks
-        stored = None if isinstance(error, StateMismatchError) else _in_storage(opened)
+        stored = None if isinstance(error, StateMismatchError) else _in_storage(opened, relay)
         if stored is None:
             raise
         warnings.warn(f"{opened.stored_at} is read from storage: {error}", stacklevel=2)
-        _load_optimizers(stored, held, optimizers)
+        _load_optimizers(stored, held, optimizers, relay)
 
 
-def _in_storage(opened: Opened) -> Opened | None:
+def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
     """The same save in storage; ``None`` if it was read from there, or another is there by now."""
     if opened.stored_at is None:
         return None
-    found = catalog.open_checkpoint(open_folder(opened.stored_at))
+    found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
     if found.manifest.save_id != opened.manifest.save_id:
         return None
     return replace(opened, folder=found.folder, manifest=found.manifest, stored_at=None)
 
 
-def _load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer]) -> None:
+def _load_optimizers(
+    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], relay: HostRelay | None
+) -> None:
     manifest = opened.manifest
     for index, optimizer in enumerate(optimizers):
-        prefix = f"{_OPTIMIZER}{index}/"
-        names = [name for name in manifest.objects if name.startswith(prefix + _RANK)]
+        prefix = f"{OPTIMIZER}{index}/"
+        names = [name for name in manifest.objects if name.startswith(prefix + RANK)]
         if not names:
             raise StateMismatchError(
                 f"{opened.folder.url} has no state of optimizer {index}; {len(optimizers)} are to be loaded"
             )
         to_fill = list(held.optimizer_to_fill(optimizer, _stored(manifest, prefix)))
         state: dict[str, Any] = {**dict.fromkeys(names), **_targets(prefix, to_fill)}
-        sharded.load(state, opened.folder, manifest=manifest)
+        sharded.load(state, opened.folder, manifest=manifest, relay=relay)
         number_of = held.names_held(optimizer)
         entries: dict[int, dict[str, Any]] = {}
         for name in names:
@@ -244,26 +315,9 @@ def _load_optimizers(opened: Opened, held: HeldState, optimizers: list[torch.opt
         _set_rng_states(dict(opened.random_state))
 
 
-def _optimizers_of(manifest: Manifest) -> list[int]:
-    return sorted({int(name.split("/")[1]) for name in manifest.objects if name.startswith(_OPTIMIZER)})
-
-
-def _whole_optimizer(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    said = [own.pop(name) for name in list(own) if name.startswith(_RANK)]
-    groups, number_of = [], dict[str, int]()
-    for group in said[0]["groups"]:
-        for name in group["params"]:
-            number_of[name] = len(number_of)
-        groups.append({**group, "params": [number_of[name] for name in group["params"]]})
-    entries: dict[int, dict[str, Any]] = {}
-    for values in (each["values"] for each in said):
-        for name, found in values.items():
-            entries.setdefault(number_of[name], {}).update(found)
-    for name, value in own.items():
-        parameter, _, entry = name.rpartition(".")
-        entries.setdefault(number_of[parameter], {})[entry] = value
-    return {"state": entries, "param_groups": groups}
+def optimizers_of(manifest: Manifest) -> list[int]:
+    """Numbers of the optimizers whose states a checkpoint has."""
+    return sorted({int(name.split("/")[1]) for name in manifest.objects if name.startswith(OPTIMIZER)})
 
 
 def _values_of(held: HeldState, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,11 +366,12 @@ def _targets(prefix: str, to_fill: Iterable[TensorToFill]) -> dict[str, Held]:
     return {each.name: build.to_read(each) for each in wanted}
 
 
-def _tied(manifest: Manifest, filled: dict[str, Tensor]) -> dict[str, Tensor]:
+def tied(manifest: Manifest, filled: dict[str, Any]) -> dict[str, Any]:
+    """Weights by all of their names, given one for each."""
     aliases = {
-        name.removeprefix(_MODEL): target.removeprefix(_MODEL)
+        name.removeprefix(MODEL): target.removeprefix(MODEL)
         for name, target in manifest.aliases.items()
-        if name.startswith(_MODEL)
+        if name.startswith(MODEL)
     }
     return {**filled, **{name: filled[target] for name, target in aliases.items()}}
 

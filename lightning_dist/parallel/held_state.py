@@ -26,12 +26,15 @@ class HeldTensor:
         local: This rank's values.
         spread: Where they are in the whole tensor.
         holders: The ranks that hold the same values, this one among them.
+        steady: If only an optimizer's step is to change the values: tensors whose version counters tell of changes by
+            others. Empty where the values may change at any moment, as buffers do in a forward.
     """
 
     names: tuple[str, ...]
     local: Tensor
     spread: Spread
     holders: tuple[int, ...]
+    steady: tuple[Tensor, ...] = ()
 
 
 class Stored(NamedTuple):
@@ -107,7 +110,9 @@ class HeldState:
                 names.setdefault(tensor, []).append(name)
         for tensor, known in names.items():
             if self._counts(tensor):
-                yield from self._alike_or_first(self._held(tuple(known), tensor, state[known[0]]), tensor)
+                value = state[known[0]]
+                steady = _counters(tensor) if _is_same(tensor, value) else ()
+                yield from self._alike_or_first(self._held(tuple(known), tensor, value, steady), tensor)
         found = {name for known in names.values() for name in known}
         for name, value in state.items():
             if name not in found and isinstance(value, Tensor):  # put there by a hook of the user's
@@ -126,7 +131,7 @@ class HeldState:
                 continue
             for entry, value in entries.items():
                 if isinstance(value, Tensor):
-                    yield self._held((f"{name}.{entry}",), owner, value)
+                    yield self._held((f"{name}.{entry}",), owner, value, _counters(value))
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -194,10 +199,12 @@ class HeldState:
         elif self._rank == held.holders[0]:
             yield replace(held, holders=(self._rank,))
 
-    def _held(self, names: tuple[str, ...], owner: Tensor | None, value: Tensor) -> HeldTensor:
+    def _held(
+        self, names: tuple[str, ...], owner: Tensor | None, value: Tensor, steady: tuple[Tensor, ...] = ()
+    ) -> HeldTensor:
         spread = self._spread_of(owner, value)
-        local = value._local_tensor if isinstance(value, DTensor) else value
-        return HeldTensor(names, local.detach(), spread, self._holders_along(spread.axes | self._axes))
+        holders = self._holders_along(spread.axes | self._axes)
+        return HeldTensor(names, _local(value).detach(), spread, holders, steady)
 
     def _spread_of(self, owner: Tensor | None, value: Tensor) -> Spread:
         if isinstance(value, DTensor):
@@ -214,6 +221,21 @@ class HeldState:
             same = [axis for axis in AXIS_NAMES if axis not in axes]
             self._holders[axes] = self._layout.group_of(self._rank, *same)
         return self._holders[axes]
+
+
+def _local(value: Tensor) -> Tensor:
+    return value._local_tensor if isinstance(value, DTensor) else value
+
+
+def _is_same(tensor: Tensor, value: Tensor) -> bool:
+    """Whether the value in a state is a parameter itself, not what a hook has put there under its name."""
+    return isinstance(tensor, nn.Parameter) and _local(tensor).data_ptr() == _local(value).data_ptr()
+
+
+def _counters(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Of a DTensor there are two: its operations count under its own, those on the local tensor under that one's."""
+    found = tuple(dict.fromkeys((tensor, _local(tensor))))
+    return () if any(each.is_inference() for each in found) else found
 
 
 def whole_to_fill(name: str, stored: Stored) -> TensorToFill:

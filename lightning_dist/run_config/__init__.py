@@ -6,7 +6,7 @@ bad value is refused before any process starts.
 """
 
 from lightning_dist.run_config.checkpoint import RunCheckpointConfig
-from lightning_dist.run_config.data import DATA_KINDS, SyntheticDataConfig, TextDataConfig
+from lightning_dist.run_config.data import DATA_KINDS, ShardedDataConfig, SyntheticDataConfig, TextDataConfig
 from lightning_dist.run_config.model import MODEL_KINDS, GPTConfig, MLPConfig
 from lightning_dist.run_config.optimizer import OPTIMIZER_KINDS, SCHEDULES, AdamWConfig, SGDConfig
 from lightning_dist.run_config.run import RunConfig
@@ -26,6 +26,7 @@ __all__ = [
     "RunCheckpointConfig",
     "RunConfig",
     "SGDConfig",
+    "ShardedDataConfig",
     "SyntheticDataConfig",
     "TextDataConfig",
     "TrainerConfig",

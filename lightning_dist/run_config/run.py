@@ -10,7 +10,7 @@ from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, T
 from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.run_config.checkpoint import RunCheckpointConfig
 from lightning_dist.run_config.checks import check_number
-from lightning_dist.run_config.data import SyntheticDataConfig, TextDataConfig
+from lightning_dist.run_config.data import ShardedDataConfig, SyntheticDataConfig, TextDataConfig
 from lightning_dist.run_config.model import GPTConfig, MLPConfig
 from lightning_dist.run_config.optimizer import AdamWConfig, SGDConfig
 from lightning_dist.run_config.trainer import TrainerConfig
@@ -24,7 +24,7 @@ class RunConfig:
         name: First folder under ``outputs/``; the run's own folder is below it.
         seed: Of weights, order of samples and dropout; the same on all ranks.
         ckpt_path: Checkpoint to go on from: a path, ``last`` or ``best``; ``None`` starts anew. Weights, optimizer and
-            steps go on; the order of samples begins anew.
+            steps go on; with ``data=sharded`` the samples do, too.
         sample_prompt: Text the trained model continues at the end of the run (GPT models only).
         sample_bytes: Length of that continuation, in bytes; 0 makes none.
         sample_temperature: Of sampling; 0 always takes the likeliest byte.
@@ -32,7 +32,7 @@ class RunConfig:
         sync: How gradients travel.
         topology: Who sits where.
         recompute: Which blocks run again in backward instead of keeping their activations.
-        data: What is read: a text or synthetic data config.
+        data: What is read: a sharded, text or synthetic data config.
         model: What is trained: a GPT or MLP config.
         optimizer: How it is trained: an AdamW or SGD config.
         trainer: How long, on what, how often things happen.
@@ -49,7 +49,7 @@ class RunConfig:
     sync: SyncConfig = field(default_factory=SyncConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
-    data: Any = field(default_factory=TextDataConfig)
+    data: Any = field(default_factory=ShardedDataConfig)
     model: Any = field(default_factory=GPTConfig)
     optimizer: Any = field(default_factory=AdamWConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -59,7 +59,9 @@ class RunConfig:
         check_number("seed", self.seed, low=0, whole=True)
         check_number("sample_bytes", self.sample_bytes, low=0, whole=True)
         check_number("sample_temperature", self.sample_temperature, low=0)
-        _check_group("data", self.data, (TextDataConfig, SyntheticDataConfig), "synthetic, naive, sharded")
+        _check_group(
+            "data", self.data, (ShardedDataConfig, TextDataConfig, SyntheticDataConfig), "synthetic, naive, sharded"
+        )
         _check_group("model", self.model, (GPTConfig, MLPConfig), "gpt-tiny, gpt-small, mlp")
         _check_group("optimizer", self.optimizer, (AdamWConfig, SGDConfig), "adamw, sgd")
         _check_combinations(self)

@@ -16,6 +16,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_dist import AsyncShardedCheckpoint, load_from_checkpoint
+from lightning_dist.build.checkpoints import WRITE, WRITTEN
 from lightning_dist.checkpoint.catalog import open_checkpoint, survey
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.errors import CombinationError
@@ -126,14 +127,23 @@ def test_the_last_moves_once_a_checkpoint_is_committed(ranks: RankPool, tmp_path
 def log_saves(context: RankContext, folder: str, parallel: str, mode: str) -> list[tuple[int | None, dict[str, float]]]:
     """Three epochs, each saved."""
     logger = Kept()
-    keep = AsyncShardedCheckpoint(folder, save_top_k=-1, checkpoint=mode)
-    strategy = DDPStrategy() if parallel == "lightning" else strategy_of(parallel=parallel)
-    _trainer(context, strategy, keep, 3, logger=logger).fit(StageLearner(CASE))
+    keep: ModelCheckpoint = AsyncShardedCheckpoint(folder, save_top_k=-1, checkpoint=mode)
+    strategy: Any = DDPStrategy() if parallel == "lightning" else strategy_of(parallel=parallel)
+    if parallel == "ddp":  # the strategy alone
+        keep, strategy = ModelCheckpoint(folder, save_top_k=-1), strategy_of(parallel=parallel, checkpoint=mode)
+    trainer = _trainer(context, strategy, keep, 3, logger=logger)
+    trainer.fit(StageLearner(CASE))
+    if parallel != "lightning":
+        events = [each for each in strategy.events.snapshot() if each.name in (WRITTEN, WRITE)]
+        sizes = [each.attributes["size_bytes"] for each in events if each.name == WRITE]
+        assert len(sizes) == 3
+        assert sum(each.value for each in events if each.name == WRITTEN) >= sum(sizes)  # objects, too
     return logger.rows
 
 
 @pytest.mark.parametrize(
-    ("parallel", "mode"), [("lightning", "async_sharded"), ("zero2", "async_sharded"), ("zero2", "sharded")]
+    ("parallel", "mode"),
+    [("lightning", "async_sharded"), ("zero2", "async_sharded"), ("ddp", "async_sharded"), ("zero2", "sharded")],
 )
 def test_what_each_took_is_logged_by_rank_0(ranks: RankPool, tmp_path: Path, parallel: str, mode: str) -> None:
     rows, others = ranks.run(log_saves, world_size=2, args=(str(tmp_path), parallel, mode))

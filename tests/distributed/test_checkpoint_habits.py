@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dist import AsyncShardedCheckpoint
 from lightning_dist.checkpoint.catalog import open_checkpoint, survey
+from lightning_dist.checkpoint.save_ids import manifest_file, next_save_id
 from lightning_dist.checkpoint.storage import open_folder
 from tests.distributed.lightning_runs import ListDataset, strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import STEPS, StageCase, StageLearner
@@ -124,6 +125,23 @@ def test_the_middle_of_an_epoch_goes_on_where_it_was(
         assert resumed == straight[done:]
 
 
+def save_in_the_middle(context: RankContext, folder: str) -> None:
+    keep = AsyncShardedCheckpoint(folder, filename="{step}", every_n_train_steps=3, save_top_k=-1)
+    _trainer(context, "ddp", keep).fit(StatefulLearner(CASE))
+
+
+def go_on_alone(context: RankContext, folder: str) -> list[tuple[int, int, int]]:
+    watch = Watch()
+    _trainer(context, "ddp", watch, max_epochs=2).fit(StatefulLearner(CASE), ckpt_path=f"{folder}/step=3.ckpt")
+    return [each[:3] for each in watch.seen]
+
+
+def test_at_another_size_loaders_go_on_where_rank_0_was(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(save_in_the_middle, world_size=2, args=(str(tmp_path),))
+    (seen,) = ranks.run(go_on_alone, world_size=1, args=(str(tmp_path),))
+    assert seen == [(0, 3, 4), *((1, index, STEPS + 1 + index) for index in range(STEPS))]
+
+
 # -- hpc ---------------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +202,37 @@ def test_urls_hold_folders(ranks: RankPool, tmp_path: Path, scheme: str, world_s
             "problems": [None, None],
             "best": "step=16.ckpt",
         }
+
+
+def go_on_from_last(context: RankContext, url: str) -> dict[str, Any]:
+    """Two fits into a folder, the second from the last of the first; a save that was cut off is the newest there."""
+    for epochs in (2, 3):
+        keep = AsyncShardedCheckpoint(url, monitor="step", mode="max", save_top_k=2, filename="{step}", save_last=True)
+        watch = Watch()
+        trainer = _trainer(context, "ddp", keep, watch, max_epochs=epochs)
+        trainer.fit(StageLearner(CASE), ckpt_path="last")
+        if context.rank == 0:
+            left = manifest_file(next_save_id([], now_s=1.0, token=1))
+            open_folder(f"{url}/last-v1.ckpt").write(left, [b"{}"])
+    there = sorted(open_folder(url).list())
+    if url.startswith("memory://"):
+        fsspec.filesystem("memory").rm(url, recursive=True)
+    return {"steps": [step for _, _, step, _ in watch.seen], "there": there}
+
+
+@pytest.mark.parametrize(("scheme", "world_size"), [("memory", 1), ("file", 2)])
+def test_the_last_of_a_url_is_found(ranks: RankPool, tmp_path: Path, scheme: str, world_size: int) -> None:
+    url = "memory://lasts" if scheme == "memory" else f"file://{tmp_path}/lasts"
+    for result in ranks.run(go_on_from_last, world_size=world_size, args=(url,)):
+        assert result["steps"] == list(range(2 * STEPS + 1, 3 * STEPS + 1))
+        assert result["there"] == ["last-v1.ckpt", "last.ckpt", "step=12.ckpt", "step=8.ckpt"]
+
+
+def test_a_link_to_the_last_is_refused_at_a_url(tmp_path: Path) -> None:
+    keep = AsyncShardedCheckpoint("memory://links", save_last="link")
+    trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[keep], logger=False)
+    with pytest.raises(ValueError, match="only supported for local file paths, got `dirpath=memory://links`"):
+        keep.setup(trainer, StageLearner(CASE), "fit")
 
 
 # -- tests of folders --------------------------------------------------------------------------------------------------

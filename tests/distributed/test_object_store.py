@@ -1,7 +1,9 @@
-"""Checkpoints on an S3 server, on the loopback interface."""
+"""Checkpoints and training data on an S3 server, on the loopback interface."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import warnings
@@ -19,12 +21,15 @@ from lightning_dist.checkpoint import catalog, leases
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.cli import main
+from lightning_dist.data.cache import CacheOptions, open_chunks
+from lightning_dist.data.shards import open_read_folder
 from lightning_dist.errors import StorageError
 from lightning_dist.retry import Retry
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.support.ranks import RankPool
 from tests.support.saves import every_type, same, zeros_like
+from tests.support.stored import StoredFolder, read_chunk, store, stored_chunk
 from tests.support.tasks import RankContext
 
 SERVER = """
@@ -195,3 +200,45 @@ def test_a_trainer_saves_there_and_resumes(ranks: RankPool, server: str) -> None
     for there, here in ranks.run(train_and_resume, world_size=2, args=(server,), deadline_s=100, **call):
         assert there == here
         assert there[1] == 4
+
+
+def read_data(context: RankContext, address: str) -> tuple[float, float]:
+    """Shards of which each rank reads all, also in a child that is forked once the client is in use."""
+    import s3fs
+
+    index = store(context.tmp_path / f"data{context.rank}", num_shards=2, chunks_per_shard=3, chunk_bytes=50_000)
+    local = StoredFolder(context.tmp_path / f"data{context.rank}", context.tmp_path / "log")
+    if context.rank == 0:
+        file_system = s3fs.S3FileSystem(endpoint_url=address)
+        file_system.mkdir("data")
+        for name in index.shards:
+            file_system.put_file(str(local.folder / name), f"data/set/{name}")
+    torch.distributed.barrier()
+    folder = open_read_folder("s3://data/set", storage_options={"endpoint_url": address})
+    assert folder.sizes() == {"0.bin": 150_000, "1.bin": 150_000}
+    assert folder.read("index.json") is None
+    counts = {"data.shared_bytes": 0.0, "data.cache_bytes": 0.0}
+
+    def count(name: str, value: float) -> None:
+        counts[name] = counts.get(name, 0.0) + value
+
+    chunks = open_chunks(folder, index, options=CacheOptions(folder=context.tmp_path / "cache"), count=count)
+    for number in range(3):
+        assert read_chunk(chunks, index, number) == stored_chunk(local.folder, index, number)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            assert read_chunk(chunks, index, 5) == stored_chunk(local.folder, index, 5)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    for number in range(3, 6):
+        assert read_chunk(chunks, index, number) == stored_chunk(local.folder, index, number)
+    chunks.close()
+    return counts["data.shared_bytes"], counts["data.cache_bytes"]
+
+
+def test_training_data_come_once_a_host(ranks: RankPool, server: str) -> None:
+    shares = ranks.run(read_data, world_size=2, args=(server,), deadline_s=100, **CALL)
+    assert sum(shared for shared, _ in shares) == 250_000  # the sixth chunk by one of the children
+    assert sum(map(sum, shares)) == 600_000

@@ -18,13 +18,15 @@ from lightning_dist import AsyncShardedCheckpoint
 from lightning_dist.checkpoint.catalog import survey
 from lightning_dist.checkpoint.keeper import client
 from lightning_dist.checkpoint.local_disk import LocalFolder
-from lightning_dist.checkpoint.manifest import MANIFEST_FILE, parse
+from lightning_dist.checkpoint.manifest import parse
+from lightning_dist.checkpoint.save_ids import is_manifest
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.errors import CombinationError
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.support.keepers import ending_keepers
 from tests.support.ranks import RankPool
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 REPLICA = {"mode": "async_sharded", "replica": "memory", "replica_limit": "64MB"}
@@ -43,7 +45,7 @@ def refusing_reads() -> Iterator[None]:
         yield
 
 
-def _trainer(context: RankContext, parallel: str, checkpoint: Any, epochs: int, *callbacks: pl.Callback) -> pl.Trainer:
+def _trainer(context: RankContext, parallel: Any, checkpoint: Any, epochs: int, *callbacks: pl.Callback) -> pl.Trainer:
     strategy = strategy_of(parallel=parallel, checkpoint=checkpoint)
     sizes = {"limit_train_batches": 2, "limit_val_batches": 0}
     return trainer_on_pool(context, strategy, callbacks=list(callbacks), max_epochs=epochs, **sizes)
@@ -71,16 +73,20 @@ def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
-def train(context: RankContext, folder: str, parallel: str, others: dict[str, Any] | None = None) -> None:
+def train(
+    context: RankContext, folder: str, parallel: Any, others: dict[str, Any] | None = None, model: str = "odd"
+) -> None:
     """Two epochs of three, and a checkpoint after each."""
     trainer = _trainer(context, parallel, {**REPLICA, **(others or {})}, 3, SaveEachEpoch(folder, fails_at=4))
     with pytest.raises(Interrupted):
-        trainer.fit(StageLearner(StageCase(optimizer="adamw")))
+        trainer.fit(StageLearner(StageCase(model=model, optimizer="adamw")))
 
 
-def go_on(context: RankContext, path: str, parallel: str, reads_storage: bool) -> tuple[dict[str, torch.Tensor], int]:
+def go_on(
+    context: RankContext, path: str, parallel: Any, reads_storage: bool, model: str = "odd"
+) -> tuple[dict[str, torch.Tensor], int]:
     checkpoint = "async_sharded" if reads_storage else REPLICA
-    module = StageLearner(StageCase(optimizer="adamw"))
+    module = StageLearner(StageCase(model=model, optimizer="adamw"))
     trainer = _trainer(context, parallel, checkpoint, 3)
     with contextlib.nullcontext() if reads_storage else refusing_reads():
         trainer.fit(module, ckpt_path=path)
@@ -103,6 +109,39 @@ def test_a_run_goes_on_from_memory_and_leaves_storage_alone(ranks: RankPool, tmp
                 assert got[1] == wanted[1] == 6
                 for name, value in wanted[0].items():
                     assert torch.equal(got[0][name], value), name
+
+
+PIPELINE = {"mode": "pipeline", "pipeline": {"size": 2}}
+TENSOR = {"mode": "tensor", "tensor": {"size": 2}}
+BOTH = {**PIPELINE, "tensor": {"size": 2}}
+OTHER_LAYOUTS: dict[str, tuple[Any, ...]] = {
+    "pipeline": (PIPELINE, 2, PIPELINE, 2),
+    "tensor": (TENSOR, 2, TENSOR, 2),
+    "zero2 on half as many ranks": ("zero2", 4, "zero2", 2),
+    "zero2 on twice as many ranks": ("zero2", 2, "zero2", 4),
+    "pipeline with tensor": (BOTH, 4, BOTH, 4),
+    "pipeline, then ddp on half as many ranks": (PIPELINE, 4, "ddp", 2),
+    "zero3, then tensor on half as many ranks": ("zero3", 4, TENSOR, 2),
+    "ddp, then one rank": ("ddp", 2, "ddp", 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "ranks_first", "then", "ranks_then"),
+    sampled(OTHER_LAYOUTS, always=["pipeline", "tensor", "zero2 on half as many ranks"]),
+)
+def test_any_layout_goes_on_from_memory(
+    ranks: RankPool, tmp_path: Path, first: Any, ranks_first: int, then: Any, ranks_then: int
+) -> None:
+    path = str(tmp_path / "4.ckpt")
+    with ending_keepers(tmp_path):
+        ranks.run(train, world_size=ranks_first, args=(str(tmp_path), first, None, "even"))
+        expected = ranks.run(go_on, world_size=ranks_then, args=(path, then, True, "even"))
+        got = ranks.run(go_on, world_size=ranks_then, args=(path, then, False, "even"))
+    for (weights, step), (wanted, _) in zip(got, expected, strict=True):
+        assert step == 6
+        for name, value in wanted.items():
+            assert torch.equal(weights[name], value), name
 
 
 def test_what_is_not_in_memory_is_read_from_storage(ranks: RankPool, tmp_path: Path) -> None:
@@ -157,7 +196,8 @@ def damage(context: RankContext, folder: str, prefix: str) -> None:
     if context.rank or keeper is None:
         return
     (kept,) = keeper.folders()
-    manifest = parse(keeper.read(kept, MANIFEST_FILE) or b"", MANIFEST_FILE)
+    (said,) = filter(is_manifest, keeper.list(kept))
+    manifest = parse(keeper.read(kept, said) or b"", said)
     (name,) = (each for each in manifest.files if each.startswith("rank00001"))
     data = bytearray(keeper.read(kept, name) or b"")
     for tensor, entry in manifest.tensors.items():

@@ -43,13 +43,13 @@ def whole_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in catalog.survey(open_folder(folder), full=True) if entry.problem is None)
 
 
-def assert_of_step(folder: Path, step: int) -> None:
-    """All weights are the number of the step."""
+def assert_of_step(folder: Path, step: int, value: float | None = None) -> None:
+    """All weights are the number of the step, or another one."""
     checkpoint = catalog.open_checkpoint(open_folder(folder / f"{step}.ckpt"), full=True)
     weights = [name for name in checkpoint.manifest.tensors if name.startswith("model/")]
     assert weights
     for name in weights:
-        assert bool((read_tensor(checkpoint, name) == step).all()), name
+        assert bool((read_tensor(checkpoint, name) == (step if value is None else value)).all()), name
 
 
 # -- a rank that is killed ---------------------------------------------------------------------------------------------
@@ -135,6 +135,55 @@ def test_a_fit_after_one_that_raised_saves_on_its_own(ranks: RankPool, tmp_path:
     assert whole_in(tmp_path) == [f"{step}.ckpt" for step in (1, 2, 3, 4)]
     for step in (1, 2, 3, 4):
         assert_of_step(tmp_path, step)
+
+
+class SaveOther(SaveEachStep):
+    """All weights are a hundred more than the number of the step."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        with torch.no_grad():
+            for parameter in pl_module.parameters():
+                parameter.fill_(100 + trainer.global_step)
+        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+def give_up_and_fit_again(context: RankContext, folder: str, file: str) -> list[str]:
+    """A fit raises while its second checkpoint is held up before a file, for longer than it waits for it. Another one
+    saves under the same names meanwhile, and the first one's write goes on when that has ended.
+    """
+    is_over, is_first = threading.Event(), [True]
+
+    def hold(place: LocalFolder, name: str) -> None:
+        if is_first[0] and place.url.endswith("/2.ckpt") and name.startswith(file):
+            is_over.wait(60)
+
+    with writing(hold):
+        checkpoint = {"mode": "async_sharded", "timeout_s": TIMEOUT_S}
+        strategy = strategy_of(parallel="zero2", checkpoint=checkpoint)
+        first = trainer_on_pool(context, strategy, callbacks=[SaveEachStep(Path(folder))], limit_val_batches=0)
+        with (
+            pytest.raises(InjectedError, match="the user's own"),
+            pytest.warns(UserWarning, match="the last checkpoint was not written: TimeoutError"),
+        ):
+            first.fit(RaiseInStep((0, 1)))
+        is_first[0] = False
+        given_up = [each for each in threading.enumerate() if each.name.startswith("hierdist-checkpoint")]
+        second = _trainer(context, SaveOther(Path(folder)), parallel="zero2", timeout_s=20.0)
+        second.fit(StageLearner(StageCase(optimizer="adamw")))
+        is_over.set()
+        for thread in given_up:
+            thread.join(30)
+    return [f"{thread.name} lives: {thread.is_alive()}" for thread in given_up]
+
+
+@pytest.mark.parametrize("file", [pytest.param("rank", marks=pytest.mark.sweep), "manifest", MARKER_FILE])
+def test_a_write_that_was_given_up_harms_no_later_one(ranks: RankPool, tmp_path: Path, file: str) -> None:
+    threads = ranks.run(give_up_and_fit_again, world_size=2, args=(str(tmp_path), file), fresh=True)
+    assert threads[0] == ["hierdist-checkpoint lives: False"]
+    assert all(said.endswith("False") for said in threads[1])  # where only rank 0 was held up, it may have ended before
+    assert whole_in(tmp_path) == [f"{step}.ckpt" for step in (1, 2, 3, 4)]
+    for step in (1, 2, 3, 4):
+        assert_of_step(tmp_path, step, 100 + step)
 
 
 def raise_on_one(context: RankContext, folder: str, parallel: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.support.ranks import Died, RankPool
 from tests.support.saves import load_on_rank, save_by_ranks
 from tests.support.tasks import RankContext
 
-CALLS = ("open", "writev", "fsync", "close", "rmdir")
+CALLS = ("open", "writev", "fsync", "close", "replace", "rmdir")
 
 
 def save_steps(root: Path, first: int, count: int) -> None:
@@ -46,13 +46,13 @@ def in_child(work: Callable[[], None]) -> int:
     return pid
 
 
-def kill_at_call(number: int) -> None:
-    """End this process by SIGKILL just before the call of that number to the disk."""
+def kill_at_call(number: int, *, counts: Callable[[], bool] = lambda: True) -> None:
+    """End this process by SIGKILL just before the call of that number to the disk, of those that count."""
     left = [number]
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         def counting(*arguments: Any, **options: Any) -> Any:
-            left[0] -= 1
+            left[0] -= counts()
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*arguments, **options)
@@ -66,7 +66,9 @@ def kill_at_call(number: int) -> None:
 
 
 def problems_of(root: Path, least: int) -> list[str]:
-    """What is wrong with what a kill left: each checkpoint is whole or not committed, and the newest is new enough."""
+    """What is wrong with what a kill left: each checkpoint is whole or not committed, the newest is new enough, and the
+    one that is saved over again and again is there.
+    """
     folder = open_folder(root)
     problems = []
     with warnings.catch_warnings():
@@ -76,6 +78,7 @@ def problems_of(root: Path, least: int) -> list[str]:
         problems.append(f"the newest is {newest and newest.manifest.record}, not {least} or later")
     for entry in catalog.survey(folder, full=True):
         if entry.checkpoint is None:
+            problems += [f"{entry.name}: {entry.problem}"] if entry.name == "last" else []
             continue
         if entry.problem is not None:
             problems.append(str(entry.problem))

@@ -48,7 +48,7 @@ def test_a_run_goes_on_from_the_buddy_of_a_lost_host(
     pool.run(train, args=(str(tmp_path), "buddy"))
     expected = pool.run(go_on, args=(str(tmp_path / "4.ckpt"), True))
     had = pool.run(end_keeper, args=(str(tmp_path), lost))[lost]
-    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest.", "rank00000", "rank00001"]
+    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest-", "rank00000", "rank00001"]
     before = cluster[("a", "b")[1 - lost]].tx_bytes()
     got = pool.run(go_on, args=(str(tmp_path / "4.ckpt"), False))
     assert cluster[("a", "b")[1 - lost]].tx_bytes() - before > max(had.values()) / 2  # the lost host reads there
@@ -67,7 +67,25 @@ def test_without_a_buddy_a_lost_host_costs_the_memory_of_both(
     for weights, step in pool.run(go_on, args=(str(tmp_path / "4.ckpt"), False)):  # both are there
         assert (step, bool(weights)) == (6, True)
     had = pool.run(end_keeper, args=(str(tmp_path), 1))[1]
-    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest.", "rank00001"]
+    assert sorted(name[:9] for name in had) == ["COMMITTED", "manifest-", "rank00001"]
     with pytest.raises(Exception, match="is read"):
         pool.run(go_on, args=(str(tmp_path / "4.ckpt"), False))
     pool.run(end_keeper, args=(str(tmp_path), 0))
+
+
+def test_half_the_ranks_go_on_from_the_memory_of_the_host_that_is_left(
+    make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool], tmp_path: Path
+) -> None:
+    """Two hosts of two ranks; the one with rank 0 is lost, and the other goes on with its two."""
+    cluster = make_cluster(2)
+    path = str(tmp_path / "4.ckpt")
+    both = make_pool(cluster, {"a": [0, 1], "b": [2, 3]})
+    both.run(train, args=(str(tmp_path), "buddy"))
+    both.run(end_keeper, args=(str(tmp_path), 0))
+    left = make_pool(cluster, {"b": [0, 1]})
+    expected = left.run(go_on, args=(path, True))
+    for (weights, step), (wanted, _) in zip(left.run(go_on, args=(path, False)), expected, strict=True):
+        assert step == 6
+        for name, value in wanted.items():
+            assert torch.equal(weights[name], value), name
+    both.run(end_keeper, args=(str(tmp_path), 2))

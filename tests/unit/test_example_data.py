@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from examples.text_data import ExampleData, RandomSamples, Text, Windows, python_documentation
-from lightning_dist.errors import ConfigError
-from lightning_dist.run_config import GPTConfig, MLPConfig, TextDataConfig
+from examples.text_data import ExampleData, RandomSamples, StreamedText, Text, Windows, python_documentation
+from lightning_dist.data.token_writer import TokenSettings, write_tokens
+from lightning_dist.errors import ConfigError, DataError
+from lightning_dist.run_config import GPTConfig, MLPConfig, ShardedDataConfig, TextDataConfig
 
 GPT = GPTConfig(block_size=8, n_layer=1, n_head=1, n_embd=8)
 
@@ -43,18 +44,22 @@ def test_windows_are_the_bytes_and_what_follows() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_sharded_ranks_read_parts_of_their_own_of_one_length(world_size: int, tmp_path: Path) -> None:
+def test_streamed_ranks_read_parts_of_their_own_of_one_length(world_size: int, tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(250)))
     seen: list[set[int]] = []
     for rank in range(world_size):
-        data = ExampleData(TextDataConfig(path=str(path), batch_size=1, val_fraction=0.2), GPT, seed=0)
+        config = ShardedDataConfig(path=str(path), batch_size=1, val_fraction=0.2)
+        data = StreamedText(config, GPT, tmp_path / "run", seed=0)
+        data.prepare_data()
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
-            distributed_sampler_kwargs={"num_replicas": world_size, "rank": rank}
+            distributed_sampler_kwargs={"num_replicas": world_size, "rank": rank}, num_nodes=1
         )
         batches = list(data.train_dataloader())
         assert len(batches) == 199 // 8 // world_size
+        assert all(torch.equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in batches)
         seen.append({int(value) for inputs, _ in batches for value in inputs.flatten()})
+        data.teardown("fit")
     assert sum(len(part) for part in seen) == len(set().union(*seen))
     assert max(set().union(*seen)) < 200  # the rest is for validation
 
@@ -62,9 +67,25 @@ def test_sharded_ranks_read_parts_of_their_own_of_one_length(world_size: int, tm
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"x" * 100)
-    data = ExampleData(TextDataConfig(path=str(path), batch_size=4), GPT, seed=0)
-    data.check(1)
-    with pytest.raises(ConfigError, match="4 ranks need at least 129 for training"):
+    plain = ExampleData(TextDataConfig(path=str(path), batch_size=4), GPT, seed=0)
+    streamed = StreamedText(ShardedDataConfig(path=str(path), batch_size=4), GPT, tmp_path, seed=0)
+    for data in (plain, streamed):
+        data.check(1)
+        with pytest.raises(ConfigError, match="4 ranks need at least 129 for training"):
+            data.check(4)
+
+
+def test_shards_that_are_not_there_or_too_few_are_refused(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"x" * 100)
+    config = ShardedDataConfig(url=str(tmp_path / "shards"), batch_size=4, val_fraction=0.0)
+    data = StreamedText(config, GPT, tmp_path, seed=0)
+    with pytest.raises(DataError, match="hierdist data"):
+        data.check(1)
+    write_tokens([text], out=tmp_path / "shards" / "train", settings=TokenSettings(seq_len=8))
+    data = StreamedText(config, GPT, tmp_path, seed=0)
+    data.check(3)
+    with pytest.raises(ConfigError, match="12 sequences of 8 tokens; 4 ranks need at least 16"):
         data.check(4)
 
 

@@ -67,7 +67,7 @@ class Keeper:
         self._timeout_s = timeout_s
 
     def about(self) -> dict[str, Any]:
-        """Its identity, process, bytes used and their limit; on its own host its secret, too."""
+        """Its identity, process, bytes used and limit; on its own host its job, number of ranks and secret, too."""
         return self._call("about")
 
     def listen(self, address: str) -> int:
@@ -77,6 +77,10 @@ class Keeper:
     def set_limit(self, limit_bytes: int) -> None:
         """Bound its memory; the oldest folders go, until the rest fits."""
         self._call("limit", bytes=limit_bytes)
+
+    def set_job(self, job: str) -> None:
+        """Tell it whose it is, for who asks what keepers there are."""
+        self._call("job", job=job)
 
     def write(self, folder: str, name: str, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
         """Write a file; its size in bytes."""
@@ -204,12 +208,23 @@ def find(name: str) -> Keeper | None:
     return Keeper(Endpoint(str(about["identity"]), name, secret=bytes.fromhex(about["secret"])))
 
 
-def start(name: str, *, limit_bytes: int, idle_s: float = IDLE_S) -> Keeper:
+def running() -> list[Keeper]:
+    """All keepers of this user on this host."""
+    try:
+        sockets = Path("/proc/net/unix").read_text()
+    except OSError as error:
+        raise StorageError(f"cannot find out which keepers run on this host: {error}") from error
+    found = (find(name) for name in messages.names_in(sockets, os.getuid()))
+    return [keeper for keeper in found if keeper is not None]
+
+
+def start(name: str, *, limit_bytes: int, job: str = "", idle_s: float = IDLE_S) -> Keeper:
     """The keeper of this host, started if none runs.
 
     Args:
         name: See :func:`name_of`.
         limit_bytes: The bound on its memory.
+        job: What :func:`name_of` made the name of.
         idle_s: It ends after so many seconds without a rank.
 
     Raises:
@@ -222,6 +237,7 @@ def start(name: str, *, limit_bytes: int, idle_s: float = IDLE_S) -> Keeper:
     if keeper is None:
         raise NoKeeperError(f"a keeper was started on this host ({_PROGRAM}), and does not answer")
     keeper.set_limit(limit_bytes)
+    keeper.set_job(job)
     return keeper
 
 

@@ -100,7 +100,19 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 def address_of(name: str) -> bytes:
     """The Unix address of a keeper: without a file, and alike only for processes that share a network namespace."""
-    return f"\0hierdist-keeper-{os.getuid()}-{name}".encode()
+    return f"\0{_prefix(os.getuid())}{name}".encode()
+
+
+def names_in(sockets: str, user: int) -> list[str]:
+    """The names of a user's keepers.
+
+    Args:
+        sockets: What ``/proc/net/unix`` says: a line for each socket, its address last.
+        user: Whose.
+    """
+    start = f"@{_prefix(user)}"  # as the kernel prints the zero byte
+    addresses = [words[-1] for line in sockets.splitlines() if (words := line.split())]
+    return sorted({address.removeprefix(start) for address in addresses if address.startswith(start)})
 
 
 def peer_user(connection: socket.socket) -> int:
@@ -127,6 +139,10 @@ def prove(connection: socket.socket, secret: bytes, *, is_server: bool) -> None:
     else:
         connection.sendall(own)
         _expect(connection, expected)
+
+
+def _prefix(user: int) -> str:
+    return f"hierdist-keeper-{user}-"
 
 
 def _expect(connection: socket.socket, expected: bytes) -> None:

@@ -47,6 +47,8 @@ class Server:
         self._tcp: dict[str, int] = {}
         self._lock = threading.Lock()
         self._connections = 0
+        self._attached = 0
+        self._job = ""
         self._last_seen_s = clock()
         self._wake = threading.Event()
         self._is_ending = False
@@ -146,7 +148,8 @@ class Server:
                 "used_bytes": self._files.used_bytes,
                 "limit_bytes": self._files.limit_bytes,
             }
-            return {**about, "secret": self._secret.hex()} if is_local else about
+            own = {"job": self._job, "attached": self._attached, "secret": self._secret.hex()}
+            return {**about, **own} if is_local else about
         if operation == "list":
             return {"files": self._files.list(str(request["folder"]))}
         if operation == "folders":
@@ -157,6 +160,8 @@ class Server:
             self._files.keep(request["folder"])
         elif operation == "limit" and is_local:
             self._files.set_limit(int(request["bytes"]))
+        elif operation == "job" and is_local:
+            self._job = str(request["job"])
         elif operation == "listen" and is_local:
             return {"port": self._listen(str(request["address"]))}
         elif operation == "end" and is_local:
@@ -168,9 +173,15 @@ class Server:
 
     def _attend(self, connection: socket.socket) -> None:
         """A rank is there for as long as it holds the connection; the kernel closes that of one that is killed."""
-        messages.send(connection, {})
-        connection.settimeout(None)
-        connection.recv(1)
+        with self._lock:
+            self._attached += 1
+        try:
+            messages.send(connection, {})
+            connection.settimeout(None)
+            connection.recv(1)
+        finally:
+            with self._lock:
+                self._attached -= 1
 
     def _listen(self, address: str) -> int:
         with self._lock:

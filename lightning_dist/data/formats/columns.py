@@ -23,26 +23,27 @@ class Rows:
 
     def __init__(self, table: Any, columns: Sequence[str] | None) -> None:
         names = table.schema.names if columns is None else columns
-        self._columns = {name: _whole(table.column(name)) for name in names}
+        self._columns = {name: _Column(table.column(name)) for name in names}
         self.num_rows = int(table.num_rows)
 
     def row(self, index: int) -> dict[str, Any]:
         """Values by column: lists of numbers as arrays, all else as plain Python values; copies."""
-        return {name: _value(column[index]) for name, column in self._columns.items()}
+        return {name: column.value(index) for name, column in self._columns.items()}
 
 
-def _whole(column: Any) -> Any:
-    """A chunked column as one array, so that a value is found at once."""
-    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+class _Column:
+    """A column as one array, so that a value is found at once."""
 
+    def __init__(self, column: Any) -> None:
+        types = pyarrow("reading columns", "pyarrow.types")
+        self._array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
+        kind = column.type
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        self._has_numbers = is_list and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type))
 
-def _value(scalar: Any) -> Any:
-    values = getattr(scalar, "values", None)  # of lists only
-    if values is None or not _is_number(values.type):
-        return scalar.as_py()
-    return values.to_numpy(zero_copy_only=False).copy()
-
-
-def _is_number(kind: Any) -> bool:
-    types = pyarrow("reading columns", "pyarrow.types")
-    return bool(types.is_integer(kind) or types.is_floating(kind))
+    def value(self, index: int) -> Any:
+        """One of its values."""
+        scalar = self._array[index]
+        if not self._has_numbers or not scalar.is_valid:
+            return scalar.as_py()
+        return scalar.values.to_numpy(zero_copy_only=False).copy()

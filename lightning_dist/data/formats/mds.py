@@ -185,11 +185,11 @@ def _index(shards: list[dict[str, Any]], folder: ReadFolder, where: str) -> Data
             f"{where} has the compression {', '.join(sorted(compressions))}; read are {', '.join(_COMPRESSIONS)} and "
             "none: write the shards again with compression='zstd'"
         )
-    # Compressed shards are often kept beside what they were decompressed to, or replaced by it.
-    there = folder.sizes() if compressions != {""} else {}
     pieces = {}
     for shard in shards:
         plain, packed = shard["raw_data"], shard["zip_data"]
-        chosen = plain if packed is None or plain["basename"] in there else packed
+        # On a disk, shards may have been replaced by what they were decompressed to.
+        local = folder.local_path(plain["basename"])
+        chosen = plain if packed is None or (local is not None and local.exists()) else packed
         pieces[str(chosen["basename"])] = [Piece(0, int(chosen["bytes"]), int(shard["samples"]), None)]
     return index_of("mds", pieces, {"columns": [list(column) for column in columns]})

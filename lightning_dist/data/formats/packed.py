@@ -24,14 +24,20 @@ from lightning_dist.data.formats.tokens import (
     tokens_of,
 )
 from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, is_index, place_of, read_index, read_json
+from lightning_dist.data.index_file import (
+    INDEX_NAME,
+    PACKED_NAME,
+    is_index,
+    place_of,
+    read_index,
+    read_json,
+    refuse_half_written,
+)
 from lightning_dist.data.packing import PackedRow, cut_documents, document_lengths, num_rows, pack, packed_row
 from lightning_dist.data.placed_bytes import describe
 from lightning_dist.data.reading import Place, ReadFolder
 from lightning_dist.data.survey import Piece, Progress, index_of, names_ending, survey
 from lightning_dist.errors import ConfigError, ForeignDataError, UnreadableShardError
-
-PACKED_NAME = "packed.json"
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class PackedFormat:
 
     def survey(self, folder: ReadFolder, *, workers: int = 1, progress: Progress | None = None) -> DatasetIndex:
         """The index, by one pass over the tokens."""
+        refuse_half_written(folder)
         found = read_json(folder, INDEX_NAME)
         known: Mapping[str, Any] = found["properties"] if is_index(found) and found["format"] == "tokens" else {}
         seq_len = self.seq_len if self.seq_len is not None else known.get("seq_len")
@@ -84,14 +91,22 @@ class PackedFormat:
         if len(dtypes) > 1:
             raise ForeignDataError(f"{folder.url} has tokens of several types: {', '.join(sorted(dtypes))}")
         dtype = dtypes.pop()
+        if not 0 <= eos <= np.iinfo(DTYPES[dtype]).max:
+            raise ConfigError(f"--eos {eos}: tokens here are {dtype}, and none of them can be that")
+        with_ends = []
 
         def look(folder: ReadFolder, name: str, size_bytes: int) -> Iterable[Piece]:
             layout = layouts[name]
             data = folder.read_range(name, layout.start, size_bytes - layout.start)
             tokens = np.frombuffer(data, dtype=DTYPES[dtype])
+            with_ends.append(bool((tokens == eos).any()))
             return packed_pieces(tokens, start=layout.start, eos=eos, seq_len=seq_len, chunk_bytes=chunk_bytes)
 
         pieces = survey(folder, names, look, workers=workers, progress=progress)
+        if not any(with_ends):
+            raise ForeignDataError(
+                f"{folder.url} nowhere has the token {eos}, which was to end documents: give another"
+            )
         return packed_index(
             pieces,
             dtype=dtype,

@@ -1,8 +1,8 @@
 """Which files a tar file has, and where: read from front to back.
 
-POSIX.1-2001 (ustar, pax) and GNU long names, as ``tar`` and Python's ``tarfile`` write them. The module of the standard
-library does the same at ten times the cost, most of it for what is not needed here: a shard has ten thousand files, and
-is opened when its first sample is asked for.
+POSIX.1-2001 (ustar, pax) and GNU long names, as ``tar`` and Python's ``tarfile`` write them. That module does the same
+at four times the cost, most of it for what is not needed here: a shard has ten thousand files, and is opened when its
+first sample is asked for.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import read_index
+from lightning_dist.data.index_file import read_index, refuse_half_written
 from lightning_dist.data.placed_bytes import describe, map_place
 from lightning_dist.data.reading import Place, ReadFolder
 from lightning_dist.data.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
@@ -56,6 +56,7 @@ class TokensFormat:
 
     def survey(self, folder: ReadFolder, *, workers: int = 1, progress: Progress | None = None) -> DatasetIndex:
         """An index of shards that have none, by one pass."""
+        refuse_half_written(folder)
         names = names_ending(folder, ENDINGS, self.name)
         if self.seq_len is None:
             raise ConfigError("an index of token shards needs the length of samples: --seq-len 1024")
@@ -63,18 +64,20 @@ class TokensFormat:
         dtypes = {layout.dtype for layout in layouts.values()}
         if len(dtypes) > 1:
             raise ForeignDataError(f"{folder.url} has tokens of several types: {', '.join(sorted(dtypes))}")
-        properties = {
+        seq_len = self.seq_len
+        properties: dict[str, Any] = {
             "dtype": dtypes.pop(),
-            "seq_len": self.seq_len,
+            "seq_len": seq_len,
             "chunk_bytes": self.chunk_bytes,
             "shard_tokens": [layout.tokens for layout in layouts.values()],
-            "shard_starts": [layout.start for layout in layouts.values()],
         }
+        if any(layout.start for layout in layouts.values()):
+            properties["shard_starts"] = [layout.start for layout in layouts.values()]
 
         def look(folder: ReadFolder, name: str, size_bytes: int) -> Iterable[Piece]:
             layout = layouts[name]
             item = np.dtype(DTYPES[layout.dtype]).itemsize
-            cuts = cut_windows(layout.tokens, seq_len=int(properties["seq_len"]), chunk_tokens=self.chunk_bytes // item)
+            cuts = cut_windows(layout.tokens, seq_len=seq_len, chunk_tokens=self.chunk_bytes // item)
             for cut in cuts:
                 start, size = layout.start + cut.first * item, cut.tokens * item
                 stream = ShardStream(folder, name, size, start=start)
@@ -154,7 +157,8 @@ def recut(index: DatasetIndex, seq_len: int) -> DatasetIndex:
     properties = {**index.properties, "seq_len": seq_len}
     item = np.dtype(DTYPES[index.properties["dtype"]]).itemsize
     chunk_tokens = int(index.properties["chunk_bytes"]) // item
-    counts, starts = index.properties["shard_tokens"], index.properties["shard_starts"]
+    counts = index.properties["shard_tokens"]
+    starts = index.properties.get("shard_starts", [0] * len(counts))
     pieces = {
         name: [_piece(start, cut, item) for cut in cut_windows(count, seq_len=seq_len, chunk_tokens=chunk_tokens)]
         for name, start, count in zip(index.shards, starts, counts, strict=True)

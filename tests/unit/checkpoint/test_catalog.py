@@ -51,7 +51,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], type[CheckpointError], str]] = {
         UncommittedCheckpointError,
         "has no COMMITTED: its save was cut",
     ),
-    "no manifest": (lambda path: (path / "manifest.json").unlink(), DamagedCheckpointError, "manifest.json is missing"),
+    "no manifest": (
+        lambda path: next(path.glob("manifest-*.json")).unlink(),
+        DamagedCheckpointError,
+        r"manifest-\w+.json is missing",
+    ),
     "missing shard": (lambda path: shard(path).unlink(), DamagedCheckpointError, r"rank00001.*bin is missing; rank 1"),
     "truncated": (cut_short, DamagedCheckpointError, r"rank00001.*bin has \d+ bytes, \d+ were written"),
     "foreign": (other_version, ForeignCheckpointError, "COMMITTED: version is 9"),
@@ -105,7 +109,7 @@ def test_overwriting_leaves_nothing_of_the_old(tmp_path: Path) -> None:
     before = set(path.iterdir())
     (path / "note.txt").write_text("mine")
     make(tmp_path, "last", created_s=2, step=2)
-    assert {p.name for p in set(path.iterdir()) & before} == {"manifest.json", "COMMITTED"}
+    assert {p.name for p in set(path.iterdir()) & before} == {"COMMITTED"}
     assert (path / "note.txt").exists()
     assert catalog.open_checkpoint(open_folder(path), full=True).manifest.record == {"step": 2}
 
@@ -118,7 +122,7 @@ def test_deleting_removes_the_marker_first(tmp_path: Path, monkeypatch: pytest.M
     true_remove = LocalFolder.remove
     monkeypatch.setattr(LocalFolder, "remove", lambda s, name: (removed.append(name), true_remove(s, name)))
     catalog.delete(open_folder(tmp_path), "c")
-    assert removed[:2] == ["COMMITTED", "manifest.json"]
+    assert removed[0] == "COMMITTED"
     assert list(tmp_path.iterdir()) == []
 
 

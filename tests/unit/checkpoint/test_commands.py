@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from lightning_dist.checkpoint import leases
 from lightning_dist.checkpoint.export import load_safetensors
+from lightning_dist.checkpoint.save_ids import manifest_file, next_save_id
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.cli import main
 from tests.support.saves import every_type, same, save_by_ranks
@@ -71,7 +72,7 @@ def test_prune_keeps_what_is_asked_for_and_what_is_read(tmp_path: Path, capsys: 
     for step, loss in ((1, 0.1), (2, 0.9), (3, 0.8), (4, 0.7)):
         make(tmp_path / f"s{step}", step=step, loss=loss)
     (tmp_path / "torn").mkdir()
-    (tmp_path / "torn/manifest.json").write_bytes(b"{}")
+    (tmp_path / "torn" / manifest_file(next_save_id([], now_s=1.0, token=2))).write_bytes(b"{}")
     root, keep = str(tmp_path), ["--keep-best", "1", "--monitor", "loss"]
     assert main(["checkpoint", "prune", root, *keep, "--dry-run"]) == 0
     assert "would delete" in capsys.readouterr().out

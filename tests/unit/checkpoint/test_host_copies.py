@@ -45,7 +45,7 @@ def test_later_changes_do_not_reach_the_copies() -> None:
     weights = torch.ones(1000)
     copies = HostCopies(CPU)
     (copy,) = copies.take([weights])
-    copies.wait()
+    copies.complete()
     weights.fill_(2)
     assert bool((copy == 1).all())
 

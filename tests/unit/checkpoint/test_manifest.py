@@ -20,7 +20,10 @@ from lightning_dist.checkpoint.manifest import (
     parse,
     parse_marker,
 )
+from lightning_dist.checkpoint.save_ids import next_save_id
 from lightning_dist.errors import CheckpointError, DamagedCheckpointError, ForeignCheckpointError
+
+SAVE = next_save_id([], now_s=12.5, token=7)
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -99,7 +102,7 @@ def test_what_is_no_json_object_is_said(data: bytes) -> None:
     [(lambda b: b.update(version=2), "version is 2, this release reads 1"), (lambda b: b.update(format="x"), "format")],
 )
 def test_another_version_or_format_is_foreign(change: Callable[[dict[str, Any]], None], message: str) -> None:
-    for data, read in ((encode(manifest()), parse), (Marker.of(b"m").encode(), parse_marker)):
+    for data, read in ((encode(manifest()), parse), (Marker.of(SAVE, b"m").encode(), parse_marker)):
         body = json.loads(data)
         change(body)
         with pytest.raises(ForeignCheckpointError, match=message):
@@ -107,13 +110,13 @@ def test_another_version_or_format_is_foreign(change: Callable[[dict[str, Any]],
 
 
 def test_a_marker_with_any_bit_changed_is_found() -> None:
-    good = Marker.of(b"manifest").encode()
-    assert parse_marker(good, "m") == Marker.of(b"manifest")
+    good = Marker.of(SAVE, b"manifest").encode()
+    assert parse_marker(good, "m") == Marker.of(SAVE, b"manifest")
     for bit in range(8 * len(good)):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         try:
-            assert parse_marker(bytes(bad), "m") != Marker.of(b"manifest")
+            assert parse_marker(bytes(bad), "m") != Marker.of(SAVE, b"manifest")
         except CheckpointError:
             continue
 

@@ -16,7 +16,7 @@ from lightning_dist.checkpoint.catalog import newest
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.errors import CheckpointError, StorageError
-from lightning_dist.retry import Retry, may_pass
+from lightning_dist.retry import Retry
 from tests.support.saves import save_by_ranks
 
 
@@ -69,48 +69,6 @@ def test_many_small_and_some_large_buffers(tmp_path: Path) -> None:
     parts = [bytes([i % 251]) * (i % 7) for i in range(3000)] + [os.urandom(9 << 20), b"end"]
     open_folder(tmp_path).write("x", parts)
     assert (tmp_path / "x").read_bytes() == b"".join(parts)
-
-
-def test_what_may_pass_is_tried_again_with_longer_waits() -> None:
-    waits: list[float] = []
-    failures = [ConnectionResetError("reset"), OSError(errno.EBUSY, "busy"), TimeoutError()]
-
-    def attempt() -> str:
-        if failures:
-            raise failures.pop()
-        return "done"
-
-    assert Retry(first_wait_s=1, longest_wait_s=3, sleep=waits.append).call(attempt, "write x") == "done"
-    assert waits == [1, 2, 3]
-
-
-def test_what_does_not_pass_is_tried_so_often_or_once() -> None:
-    waits: list[float] = []
-    retry = Retry(attempts=3, sleep=waits.append)
-
-    def fail(error: Exception) -> None:
-        raise error
-
-    with pytest.raises(StorageError, match=r"cannot write x after 3 tries: ConnectionResetError: reset"):
-        retry.call(lambda: fail(ConnectionResetError("reset")), "write x")
-    assert len(waits) == 2
-    with pytest.raises(StorageError, match=r"cannot write x: PermissionError.*denied"):
-        retry.call(lambda: fail(PermissionError(errno.EACCES, "denied")), "write x")
-    assert len(waits) == 2
-
-
-class ServerError(Exception):
-    def __init__(self, status: int) -> None:
-        super().__init__(f"status {status}")
-        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": str(status)}}
-
-
-@pytest.mark.parametrize(("status", "passes"), [(503, True), (429, True), (500, True), (403, False), (404, False)])
-def test_a_servers_answer_says_whether_it_passes(status: int, passes: bool) -> None:
-    assert may_pass(ServerError(status)) is passes
-    wrapped = OSError("translated")
-    wrapped.__cause__ = ServerError(status)
-    assert may_pass(wrapped) is passes
 
 
 def test_a_remote_file_whose_write_failed_is_not_there() -> None:

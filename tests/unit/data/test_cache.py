@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lightning_dist.data import cached_files, room
+from lightning_dist.data import cached_files, host_chunks, room
 from lightning_dist.data.cache import CachedChunks, CacheOptions, open_chunks
 from lightning_dist.data.host_lock import HostLock
 from lightning_dist.data.index import DatasetIndex
@@ -354,6 +354,9 @@ def test_by_default_it_is_in_the_users_cache_directory(monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_folder() == tmp_path / "home/.cache/lightning_dist/data"
+    monkeypatch.setattr(Path, "expanduser", lambda self: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(DataCacheError, match="this user has no home, so name another folder"):
+        default_folder()
 
 
 def test_chunks_are_fetched_before_they_are_asked_for(one: Bench) -> None:
@@ -451,6 +454,14 @@ def test_a_pickled_copy_reads_the_same_cache(one: Bench) -> None:
     one.opened.append(copy)
     one.right(copy, 0, 1)
     assert one.fetched() == [0, 1]
+
+
+def test_chunks_of_no_bytes_and_of_several_pieces(one: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_chunks, "_PIECE_BYTES", 300)
+    one.index = replace(one.index, sizes=one.index.sizes * [0, 1, 1, 1, 1, 1], crc32=None)
+    one.right(one.open(), 0, 1)
+    one.right(one.open(), 0, 1)
+    assert [request.size_bytes for request in one.storage.requests()] == [300, 300, 300, 100]
 
 
 def test_an_event_stream_counts(one: Bench) -> None:

@@ -113,6 +113,20 @@ def test_a_new_expectation_replaces_the_old_one(storage: Storage) -> None:
     ahead.close(wait_s=DEADLINE_S)
 
 
+def test_what_is_asked_for_on_its_way_counts_no_more(storage: Storage) -> None:
+    ahead = ahead_of(storage, num_threads=2, ahead_bytes=10)
+    ahead.expect([chunk(0), chunk(1)])
+    storage.wait_begun(0)
+    ahead.asked(chunk(0))
+    storage.wait_begun(0, 1)
+    ahead.asked(chunk(1))
+    ahead.expect([chunk(1), chunk(2)])
+    storage.end(0)
+    storage.wait_begun(0, 1, 2)
+    storage.end(1, 2)
+    ahead.close(wait_s=DEADLINE_S)
+
+
 def test_nothing_begins_while_something_is_urgent(storage: Storage) -> None:
     ahead = ahead_of(storage)
     storage.end(*range(9))
