@@ -16,6 +16,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_dist.data.loader import ShardedLoader
 
@@ -53,6 +54,11 @@ def take_up(trainer: pl.Trainer) -> None:
     if not loaders or not loop.is_resuming or fetcher is None:
         return
     is_elsewhere = _load_states(loop)
+    if any(loader.is_new for loader in loaders):
+        rank_zero_warn(
+            "the checkpoint does not say where training was in the streamed data, since it was saved without them: "
+            "its epoch begins anew"
+        )
     if _taken_ahead(fetcher):  # it may be of an epoch that is over
         is_elsewhere = True
         for loader in loaders:

@@ -215,6 +215,11 @@ class ShardedLoader:
         return self._position
 
     @property
+    def is_new(self) -> bool:
+        """Whether it has given no batch, and loaded no state."""
+        return self._is_fresh
+
+    @property
     def trained(self) -> Position:
         """The position without the batches that whoever took them has not trained on."""
         position, in_hand = self.position, self._in_hand()

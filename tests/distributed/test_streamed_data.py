@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -16,6 +21,7 @@ from lightning_dist import DataConfig, ShardedDataModule, ShardedLoader, Source
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.streamed_runs import Case, Logging, loader_of, part_of_run, resume_problems, strategies_of
 from tests.faults.fits import ending_of_fit
+from tests.support.fresh import run_script
 from tests.support.leaks import Snapshot
 from tests.support.numbered import Ids, ids_of, write_tokens_of
 from tests.support.ranks import RankPool
@@ -302,3 +308,82 @@ def test_a_mixture_resumes_at_another_world_size(ranks: RankPool, tmp_path: Path
     assert sum(sample >= 1000 for sample in whole) == pytest.approx(12, abs=2)
     rest = ranks.run(train_mixture, world_size=2, args=(tmp_path, 5))
     assert sorted(rest[0] + rest[1]) == sorted(whole[20:])
+
+
+# -- starts and ends --------------------------------------------------------------------------------------------------
+
+SCRIPT = Path(__file__).parent / "scripts" / "streamed.py"
+
+
+@pytest.mark.parametrize(
+    "strategy", ["hierdist_spawn", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("hierdist", "ddp_spawn"))]
+)
+def test_started_ranks_read_each_sample_once_and_leave_no_reader(strategy: str) -> None:
+    printed = run_script([SCRIPT, strategy], deadline_s=100).check().stdout
+    trained = [sample for found in re.findall(r"trained on \[(.*)\]", printed) for sample in found.split(", ")]
+    assert sorted(map(int, trained)) == list(range(13))
+
+
+class Fatal(Ids):
+    """Kills whoever reads sample 9."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def read_by_a_killed_process(context: RankContext) -> dict[str, Any]:
+    """How a fit ends if a process that reads is killed."""
+    data = ShardedDataModule(Fatal(16), config={"batch_size": 2, "workers": 1, "readers": "processes"})
+    trainer = trainer_on_pool(context, strategy_of(sync={"timeout_s": 10.0}))
+    return ending_of_fit(trainer, Logging(), None, None, data)
+
+
+def test_a_killed_reader_ends_the_run_on_all_ranks(ranks: RankPool) -> None:
+    got = ranks.run(read_by_a_killed_process, world_size=2, fresh=True, deadline_s=40)
+    assert all(ending["text"] for ending in got)
+    assert any("DataLoader worker" in ending["trace"] for ending in got)
+
+
+def refuse(context: RankContext, what: str) -> tuple[str, int]:
+    """What is said, and how many steps were made before."""
+    data: dict[str, Any] = {"few": Ids(1), "none": Ids(0), "missing": context.tmp_path / "nowhere"}
+    module = Logging(lambda: ShardedLoader(data[what], config=DataConfig(batch_size=2)))
+    trainer = trainer_on_pool(context, strategy_of())
+    return ending_of_fit(trainer, module)["text"], trainer.global_step
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("few", "1 samples are less than one batch"), ("none", "no samples"), ("missing", "nowhere")]
+)
+def test_what_cannot_work_ends_before_training(ranks: RankPool, what: str, said: str) -> None:
+    for text, steps in ranks.run(refuse, world_size=2, args=(what,), fresh=True):
+        assert said in text
+        assert steps == 0
+
+
+def count_bytes(context: RankContext, folder: Path) -> dict[str, float]:
+    """What reading from a store counts in a fit of two epochs; the store is in each rank's memory."""
+    store = fsspec.filesystem("memory")
+    for path in (folder / "data").iterdir():
+        store.pipe(f"/data/{path.name}", path.read_bytes())
+    options = {"batch_size": 2, "lanes": 2, "shuffle_block": 4, "last_batch": "short", "cache_dir": str(folder / "c")}
+    strategy = strategy_of()
+    data = ShardedDataModule("memory://data", config=options)
+    trainer_on_pool(context, strategy, max_epochs=2).fit(Logging(), datamodule=data)
+    store.rm("/data", recursive=True)
+    counted: dict[str, float] = Counter()
+    for event in strategy.events.snapshot():
+        counted[event.name] += event.attributes["samples"] if event.name == "data.wait" else event.value
+    return {name: value for name, value in counted.items() if name.startswith("data.")}
+
+
+def test_what_is_read_is_counted(ranks: RankPool, tmp_path: Path) -> None:
+    write_tokens_of(tmp_path / "data", [24, 24], chunk_windows=8)
+    got = ranks.run(count_bytes, world_size=2, args=(tmp_path,))
+    size = sum(path.stat().st_size for path in (tmp_path / "data").glob("*.bin"))
+    assert [counted["data.wait"] for counted in got] == [48, 48]
+    shared = sum(counted.get("data.shared_bytes", 0) for counted in got)
+    assert size <= shared <= 1.02 * size, "a host's ranks read each chunk once, and nothing in the second epoch"
+    assert sum(counted.get("data.cache_bytes", 0) for counted in got) > 0
