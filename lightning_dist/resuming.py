@@ -24,8 +24,9 @@ from lightning_dist.data.loader import ShardedLoader
 class ResumeData(pl.Callback):
     """Makes loaders of streamed data resume exactly under any strategy.
 
-    :class:`~lightning_dist.strategy.HierDistStrategy` and :class:`~lightning_dist.data_module.ShardedDataModule` do this
-    by themselves. Add it where a :class:`~lightning_dist.data.loader.ShardedLoader` is given to a Trainer without them.
+    :class:`~lightning_dist.strategy.HierDistStrategy` and :class:`~lightning_dist.data_module.ShardedDataModule` do
+    this by themselves. Add it where a :class:`~lightning_dist.data.loader.ShardedLoader` is given to a Trainer without
+    them.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

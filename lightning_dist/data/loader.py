@@ -368,7 +368,7 @@ def _sources_of(data: Any) -> list[Source]:
     is_list = isinstance(data, list | tuple)
     if is_list and data and all(isinstance(each, str | os.PathLike) for each in data):
         raise ConfigError(
-            f"a list of names may be of folders or be samples: write [Source({os.fspath(data[0])!r}), ...] for folders, "
+            f"a list of names may be of folders or samples: write [Source({os.fspath(data[0])!r}), ...] for folders, "
             "and give samples as a data set"
         )
     several = data if is_list and any(isinstance(each, Source) for each in data) else [data]

@@ -15,6 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchdata.nodes import BaseNode, ParallelMapper, PinMemory, Prefetcher
 
+from lightning_dist.errors import DataError
+
 Plan = TypeVar("Plan")
 Batch = TypeVar("Batch")
 
@@ -45,6 +47,7 @@ class Reading(Iterator[Batch]):
     ) -> None:
         pins = pin_memory and torch.cuda.is_available()
         self._nodes: list[Any] = []
+        self._timeout_s = timeout_s
         self._iterator: Iterator[Batch] | None
         if workers and processes:
             self._iterator = _by_processes(plans, read, workers, prefetch, pins, timeout_s)
@@ -63,7 +66,15 @@ class Reading(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._iterator is None:
             raise StopIteration
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except (ConnectionError, EOFError, FileNotFoundError, RuntimeError) as error:
+            if self._nodes or not _is_of_a_dead_process(error):
+                raise
+            raise DataError(
+                "a process that reads data has ended, or gives nothing for data.timeout_s="
+                f"{self._timeout_s:g} s ({error}): was it killed, for want of memory perhaps, or is storage stuck?"
+            ) from error
 
     def close(self) -> None:
         """End the workers. Safe to call twice."""
@@ -72,6 +83,14 @@ class Reading(Iterator[Batch]):
             shutdown()
         while self._nodes:  # threads of nodes end with the last reference, which the traceback of an error may hold
             _end(self._nodes.pop())
+
+
+def _is_of_a_dead_process(error: Exception) -> bool:
+    """Whether torch's loader says so, or cannot hear its worker; what a worker has raised begins otherwise."""
+    text = str(error)
+    if isinstance(error, RuntimeError):
+        return text.startswith(("DataLoader worker (pid", "DataLoader timed out"))
+    return not text.startswith("Caught ")
 
 
 def _end(node: Any) -> None:

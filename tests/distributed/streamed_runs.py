@@ -74,7 +74,8 @@ class Case:
 
     Attributes:
         strategy: ``hierdist``, ``async`` (the same, with checkpoints as folders), ``zero3``, or ``ddp``.
-        loaders: ``module`` (a data module), ``bare``, ``list``, ``dict``, ``min_size``, or ``beside`` one without a length.
+        loaders: ``module`` (a data module), ``bare``, ``list``, ``dict``, ``min_size``, or ``beside`` one that has no
+            length.
         data: Options.
         trainer: Arguments of the Trainer.
         save: Arguments of ``ModelCheckpoint``.
