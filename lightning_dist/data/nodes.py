@@ -17,6 +17,8 @@ from torchdata.nodes import BaseNode, ParallelMapper, PinMemory, Prefetcher
 
 from lightning_dist.errors import DataError
 
+_JOIN_S = 5.0
+
 Plan = TypeVar("Plan")
 Batch = TypeVar("Batch")
 
@@ -79,10 +81,21 @@ class Reading(Iterator[Batch]):
     def close(self) -> None:
         """End the workers. Safe to call twice."""
         iterator, self._iterator = self._iterator, None
-        if shutdown := getattr(iterator, "_shutdown_workers", None):  # a DataLoader's; it has no public name
-            shutdown()
+        if hasattr(iterator, "_shutdown_workers"):
+            _end_processes(iterator)
         while self._nodes:  # threads of nodes end with the last reference, which the traceback of an error may hold
             _end(self._nodes.pop())
+
+
+def _end_processes(iterator: Any) -> None:
+    """End the workers of a DataLoader; it has no public name for that."""
+    try:
+        iterator._shutdown_workers()
+    except RuntimeError as error:  # from torch's handler of SIGCHLD: one had died, and the others were ended unseen
+        if not _is_of_a_dead_process(error):
+            raise
+        for worker in iterator._workers:
+            worker.join(_JOIN_S)
 
 
 def _is_of_a_dead_process(error: Exception) -> bool:

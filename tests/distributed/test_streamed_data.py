@@ -339,7 +339,8 @@ def read_by_a_killed_process(context: RankContext) -> dict[str, Any]:
 def test_a_killed_reader_ends_the_run_on_all_ranks(ranks: RankPool) -> None:
     got = ranks.run(read_by_a_killed_process, world_size=2, fresh=True, deadline_s=40)
     assert all(ending["text"] for ending in got)
-    assert any("a process that reads data has ended" in ending["trace"] for ending in got)
+    said = r"a process that reads data has ended|DataLoader worker \(pid"  # torch may say it at any time, by a signal
+    assert any(re.search(said, ending["trace"]) for ending in got)
 
 
 def refuse(context: RankContext, what: str) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import random
 import signal
@@ -384,24 +383,11 @@ def test_or_others_take_its_place(tmp_path: Path, workers: dict[str, Any]) -> No
     loader.close()
 
 
-class Fatal(Ids):
-    def __getitem__(self, index: int) -> int:
-        if index == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-
 class Slow(Ids):
     def __getitem__(self, index: int) -> int:
         if index == 20:
             signal.pause()
         return index
-
-
-def test_a_killed_reader_ends_in_an_error() -> None:
-    loader = loader_of(Fatal(29), workers=2, readers="processes")
-    with pytest.raises(DataError, match="a process that reads data has ended"):
-        ids(loader)
 
 
 @pytest.mark.sweep  # it takes torch 5 s to end a worker that does not listen
