@@ -64,9 +64,12 @@ def take_up(trainer: pl.Trainer) -> None:
         is_elsewhere = True
         for loader in loaders:
             loader.take_back()
+    was_over = loop.epoch_loop.batch_progress.is_last_batch
     is_over = _count_anew(loop, loaders)
-    if is_over and loop.restarting and loop.epoch_loop.restarted_on_last:
-        # With max_steps, Lightning takes one more batch in this epoch, of the next one, and drops the rest of that.
+    if is_over and not was_over:  # for more ranks, or larger batches, nothing is left of it
+        loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+    if is_over and loop.restarting and (loop.epoch_loop.restarted_on_last or not was_over):
+        # No batch for this epoch: Lightning would take one of the next, and with max_steps drop the rest of that.
         fetcher.reset()
         fetcher.done = True
     elif is_elsewhere:
