@@ -18,6 +18,7 @@ from lightning_dist.data_module import ShardedDataModule
 from lightning_dist.folder_io import load_from_checkpoint
 from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
+from lightning_dist.resuming import ResumeData
 from lightning_dist.strategy import HierDistStrategy
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "PipelineLayer",
     "PipelinePicture",
     "ProbeConfig",
+    "ResumeData",
     "ShardedDataModule",
     "ShardedLoader",
     "Source",

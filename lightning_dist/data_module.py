@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 
 from lightning_dist.config import DataConfig, from_mapping
 from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.open_loaders import OpenLoaders
 from lightning_dist.data.replicas import of_nodes
 from lightning_dist.errors import ConfigError
 from lightning_dist.resuming import attach
@@ -58,14 +59,16 @@ class ShardedDataModule(pl.LightningDataModule):
         self._eval_config = self.config
         if eval_batch_size is not None:
             self._eval_config = replace(self.config, batch_size=eval_batch_size)
-        self._loaders: list[ShardedLoader] = []
+        self._loaders = OpenLoaders()
+        if val is None and type(self).val_dataloader is ShardedDataModule.val_dataloader:
+            self.val_dataloader = None  # type: ignore[assignment]  # to Lightning, as if there were no such hook
 
     def train_dataloader(self) -> Any:
         """Of training samples."""
         return self._loader("train", "train")
 
     def val_dataloader(self) -> Any:
-        """Of validation samples; none if there are none."""
+        """Of validation samples."""
         return self._loader("val", "evaluate")
 
     def test_dataloader(self) -> Any:
@@ -78,15 +81,15 @@ class ShardedDataModule(pl.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """End workers, and what is open."""
-        for loader in self._loaders:
-            loader.close()
-        self._loaders = []
+        self._loaders.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End workers, and what is open."""
+        self._loaders.close()
 
     def _loader(self, name: str, role: str) -> Any:
         data = self._data[name]
         if data is None:
-            if name == "val":
-                return []
             raise ConfigError(f"ShardedDataModule has no data for this: write ShardedDataModule({name}=...)")
         if isinstance(data, Mapping) and role != "train":
             return {key: self._made(each, role) for key, each in data.items()}
@@ -107,5 +110,5 @@ class ShardedDataModule(pl.LightningDataModule):
             part = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
             loader.place(of_nodes(part["num_replicas"], part["rank"], trainer.num_nodes))
             attach(trainer)
-        self._loaders.append(loader)
+        self._loaders.add(loader)
         return loader

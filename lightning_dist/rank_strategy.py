@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Generator
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from lightning_dist import build
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.open_loaders import OpenLoaders
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.events import EventStream
 from lightning_dist.launch import RankLauncher
@@ -70,7 +70,7 @@ class RankStrategy(ParallelStrategy):
         self._process_group_backend = process_group_backend
         self._run: build.RunContext | None = None
         self._agreement: Agreement | None = None
-        self._placed: weakref.WeakSet[ShardedLoader] = weakref.WeakSet()
+        self._placed = OpenLoaders()
         watch_parent()
 
     # -- who and where ------------------------------------------------------------------------------------------------
@@ -172,8 +172,7 @@ class RankStrategy(ParallelStrategy):
 
     def teardown(self) -> None:
         """End the workers of loaders."""
-        for loader in list(self._placed):
-            loader.close()
+        self._placed.close()
         super().teardown()
 
     # -- between ranks ------------------------------------------------------------------------------------------------

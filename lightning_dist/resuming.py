@@ -16,6 +16,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_dist.data.loader import ShardedLoader
 
@@ -23,8 +24,9 @@ from lightning_dist.data.loader import ShardedLoader
 class ResumeData(pl.Callback):
     """Makes loaders of streamed data resume exactly under any strategy.
 
-    :class:`~lightning_dist.strategy.HierDistStrategy` and :class:`~lightning_dist.data_module.ShardedDataModule` do this
-    by themselves. Add it where a :class:`~lightning_dist.data.loader.ShardedLoader` is given to a Trainer without them.
+    :class:`~lightning_dist.strategy.HierDistStrategy` and :class:`~lightning_dist.data_module.ShardedDataModule` do
+    this by themselves. Add it where a :class:`~lightning_dist.data.loader.ShardedLoader` is given to a Trainer without
+    them.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -49,11 +51,29 @@ def take_up(trainer: pl.Trainer) -> None:
     loaders = _streamed(loop)
     for loader in loaders:
         loader.hold_back(partial(_in_hand, weakref.ref(trainer)))
-    if not loaders or not loop.is_resuming:
+    fetcher: Any = loop._data_fetcher
+    if not loaders or not loop.is_resuming or fetcher is None:
         return
-    if _load_states(loop):
-        iter(loop._data_fetcher)  # type: ignore[arg-type]  # what it took ahead was of another place
-    _count_anew(loop, loaders)
+    is_elsewhere = _load_states(loop)
+    if any(loader.is_new for loader in loaders):
+        rank_zero_warn(
+            "the checkpoint does not say where training was in the streamed data, since it was saved without them: "
+            "its epoch begins anew"
+        )
+    if _taken_ahead(fetcher):  # it may be of an epoch that is over
+        is_elsewhere = True
+        for loader in loaders:
+            loader.take_back()
+    was_over = loop.epoch_loop.batch_progress.is_last_batch
+    is_over = _count_anew(loop, loaders)
+    if is_over and not was_over:  # for more ranks, or larger batches, nothing is left of it
+        loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+    if is_over and loop.restarting and (loop.epoch_loop.restarted_on_last or not was_over):
+        # No batch for this epoch: Lightning would take one of the next, and with max_steps drop the rest of that.
+        fetcher.reset()
+        fetcher.done = True
+    elif is_elsewhere:
+        iter(fetcher)
 
 
 def _streamed(loop: _FitLoop) -> list[ShardedLoader]:
@@ -66,7 +86,10 @@ def _streamed(loop: _FitLoop) -> list[ShardedLoader]:
 def _in_hand(trainer: weakref.ref[pl.Trainer]) -> int:
     """Batches that Lightning has taken ahead."""
     found = trainer()
-    fetcher = found.fit_loop._data_fetcher if found is not None else None
+    return 0 if found is None else _taken_ahead(found.fit_loop._data_fetcher)
+
+
+def _taken_ahead(fetcher: Any) -> int:
     return len(getattr(fetcher, "batches", ()))
 
 
@@ -88,17 +111,20 @@ def _load_states(loop: _FitLoop) -> bool:
     return True
 
 
-def _count_anew(loop: _FitLoop, loaders: list[ShardedLoader]) -> None:
-    """Tell Lightning how many batches of the epoch are done, and loaders if it is over."""
+def _count_anew(loop: _FitLoop, loaders: list[ShardedLoader]) -> bool:
+    """Tell Lightning how many batches of the epoch are done, and loaders if it is over; whether it is."""
     progress: Any = loop.epoch_loop.batch_progress
     leading = [loader for loader in loaders if len(loader) >= loop.max_batches]  # the epoch ends with these
-    is_over = progress.is_last_batch or (leading and leading[0].done >= loop.max_batches)
+    is_over = progress.is_last_batch or (bool(leading) and leading[0].done >= loop.max_batches)
+    if leading or is_over:
+        done: Any = loop.max_batches if is_over else leading[0].done
+        if done == float("inf"):
+            # Lightning begins the next epoch by itself only where it knows the number of batches.
+            done, progress.is_last_batch = 0, False
+        moved = done - progress.current.ready
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(progress.current, name, getattr(progress.current, name) + moved)
     if is_over:
         for loader in loaders:
             loader.skip_rest()
-    if not leading:
-        return
-    done = int(loop.max_batches) if is_over else leading[0].done
-    moved = done - progress.current.ready
-    for name in ("ready", "started", "processed", "completed"):
-        setattr(progress.current, name, getattr(progress.current, name) + moved)
+    return is_over

@@ -215,6 +215,11 @@ class ShardedLoader:
         return self._position
 
     @property
+    def is_new(self) -> bool:
+        """Whether it has given no batch, and loaded no state."""
+        return self._is_fresh
+
+    @property
     def trained(self) -> Position:
         """The position without the batches that whoever took them has not trained on."""
         position, in_hand = self.position, self._in_hand()
@@ -228,6 +233,12 @@ class ShardedLoader:
     def hold_back(self, in_hand: Callable[[], int]) -> None:
         """Say how many of the batches given last were not trained on, whenever the state is asked for."""
         self._in_hand = in_hand
+
+    def take_back(self) -> None:
+        """Give the batches that were not trained on once more."""
+        self.close()
+        self._position, self._iteration = self.trained, None
+        self._before.clear()
 
     def skip_rest(self) -> None:
         """The present epoch is over, whatever is left of it; the next batch is of the next one."""
@@ -261,11 +272,14 @@ class ShardedLoader:
         """
         iteration, running, is_over = object(), None, False
         try:
-            steps = self.share.steps
+            steps, before = self.share.steps, self.position
             self._position, self._iteration = self._begun(), iteration
             running = self._take_up()
+            if self._is_fresh:
+                before = self._position
             while not is_at_end(self._position, steps):
-                yield self._next(running)
+                yield self._next(running, before)
+                before = self._position
                 if self._iteration is not iteration:
                     raise ConfigError(
                         "this loader is iterated over once more, or was given a state, before the end of its epoch: "
@@ -276,11 +290,16 @@ class ShardedLoader:
             if running is not None and self._running is running and not (is_over and self.config.persistent):
                 self.close()
 
-    def _next(self, running: Running) -> Any:
-        """The next batch. Nothing here refers to it any more once it is given."""
+    def _next(self, running: Running, before: Position) -> Any:
+        """The next batch. Nothing here refers to it any more once it is given.
+
+        Args:
+            running: Who reads it.
+            before: Where training is if it is not trained on; for the first of an epoch, at the end of the one before.
+        """
         asked_ns = self._events.clock_ns()
         read = running.next()
-        self._before.append(self._position)
+        self._before.append(before)
         self._position, self._is_fresh = given(self._position, self.share.steps), False
         self._note(read, asked_ns, running)
         return read.batch
@@ -349,7 +368,7 @@ def _sources_of(data: Any) -> list[Source]:
     is_list = isinstance(data, list | tuple)
     if is_list and data and all(isinstance(each, str | os.PathLike) for each in data):
         raise ConfigError(
-            f"a list of names may be of folders or be samples: write [Source({os.fspath(data[0])!r}), ...] for folders, "
+            f"a list of names may be of folders or samples: write [Source({os.fspath(data[0])!r}), ...] for folders, "
             "and give samples as a data set"
         )
     several = data if is_list and any(isinstance(each, Source) for each in data) else [data]

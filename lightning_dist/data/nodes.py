@@ -15,6 +15,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchdata.nodes import BaseNode, ParallelMapper, PinMemory, Prefetcher
 
+from lightning_dist.errors import DataError
+
+_JOIN_S = 5.0
+
 Plan = TypeVar("Plan")
 Batch = TypeVar("Batch")
 
@@ -45,6 +49,7 @@ class Reading(Iterator[Batch]):
     ) -> None:
         pins = pin_memory and torch.cuda.is_available()
         self._nodes: list[Any] = []
+        self._timeout_s = timeout_s
         self._iterator: Iterator[Batch] | None
         if workers and processes:
             self._iterator = _by_processes(plans, read, workers, prefetch, pins, timeout_s)
@@ -63,15 +68,42 @@ class Reading(Iterator[Batch]):
     def __next__(self) -> Batch:
         if self._iterator is None:
             raise StopIteration
-        return next(self._iterator)
+        try:
+            return next(self._iterator)
+        except (ConnectionError, EOFError, FileNotFoundError, RuntimeError) as error:
+            if self._nodes or not _is_of_a_dead_process(error):
+                raise
+            raise DataError(
+                "a process that reads data has ended, or gives nothing for data.timeout_s="
+                f"{self._timeout_s:g} s ({error}): was it killed, for want of memory perhaps, or is storage stuck?"
+            ) from error
 
     def close(self) -> None:
         """End the workers. Safe to call twice."""
         iterator, self._iterator = self._iterator, None
-        if shutdown := getattr(iterator, "_shutdown_workers", None):  # a DataLoader's; it has no public name
-            shutdown()
+        if hasattr(iterator, "_shutdown_workers"):
+            _end_processes(iterator)
         while self._nodes:  # threads of nodes end with the last reference, which the traceback of an error may hold
             _end(self._nodes.pop())
+
+
+def _end_processes(iterator: Any) -> None:
+    """End the workers of a DataLoader; it has no public name for that."""
+    try:
+        iterator._shutdown_workers()
+    except RuntimeError as error:  # from torch's handler of SIGCHLD: one had died, and the others were ended unseen
+        if not _is_of_a_dead_process(error):
+            raise
+        for worker in iterator._workers:
+            worker.join(_JOIN_S)
+
+
+def _is_of_a_dead_process(error: Exception) -> bool:
+    """Whether torch's loader says so, or cannot hear its worker; what a worker has raised begins otherwise."""
+    text = str(error)
+    if isinstance(error, RuntimeError):
+        return text.startswith(("DataLoader worker (pid", "DataLoader timed out"))
+    return not text.startswith("Caught ")
 
 
 def _end(node: Any) -> None:

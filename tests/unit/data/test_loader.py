@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import random
 import signal
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,10 @@ def loader_of(
 
 def ids(batches: Any) -> list[list[int]]:
     return [ids_of(batch) for batch in batches]
+
+
+def flat(parts: Any) -> list[Any]:
+    return list(chain.from_iterable(parts))
 
 
 def passes(loader: ShardedLoader, count: int) -> list[list[list[int]]]:
@@ -86,7 +89,7 @@ WORKERS: dict[str, tuple[Any, ...]] = {
 EPOCHS = {"drop": {}, "short": {"last_batch": "short"}, "pad": {"last_batch": "pad"}, "endless": {"epoch": "endless"}}
 
 
-# -- order and length ---------------------------------------------------------------------------------------------------
+# -- order and length -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", sampled(WORKERS, ["threads far", "threads lasting", "processes lasting"]))
@@ -100,7 +103,7 @@ def test_a_step_has_the_same_samples_at_any_world_size(options: dict[str, Any]) 
     expected = [sorted(step[0]) for step in steps_of(1, 2, batch_size=6, **options)]
     for world_size in (2, 3):
         steps = steps_of(world_size, 2, batch_size=6 // world_size, **options)
-        assert [sorted(sum(step, [])) for step in steps] == expected
+        assert [sorted(flat(step)) for step in steps] == expected
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -113,17 +116,17 @@ def test_length_is_right(options: dict[str, Any], world_size: int) -> None:
 
 def test_epochs_differ_and_each_has_every_sample_once() -> None:
     first, second = passes(loader_of(last_batch="short"), 2)
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(29))
+    assert sorted(flat(first)) == sorted(flat(second)) == list(range(29))
     assert first != second
     assert ids(loader_of(seed=1)) != ids(loader_of())
-    assert sum(ids(loader_of(shuffle=False, lanes=1, last_batch="short")), []) == list(range(29))
+    assert flat(ids(loader_of(shuffle=False, lanes=1, last_batch="short"))) == list(range(29))
 
 
 @pytest.mark.parametrize("role", ["evaluate", "predict"])
 def test_evaluation_takes_each_sample_once_and_always_alike(role: str) -> None:
     loaders = [loader_of(10, world_size=3, replica=replica, role=role, epoch="endless") for replica in range(3)]
     once = [ids(loader) for loader in loaders]
-    assert sorted(sum(sum(once, []), [])) == list(range(10))
+    assert sorted(flat(flat(once))) == list(range(10))
     assert {len(batches) for batches in once} == {len(loaders[0])}
     list(islice(iter(loaders[1]), 1))
     assert [ids(loader) for loader in loaders] == once
@@ -136,7 +139,7 @@ def test_evaluation_takes_each_sample_once_and_always_alike(role: str) -> None:
 
 @pytest.mark.parametrize("options", EPOCHS.values(), ids=EPOCHS)
 def test_every_resume_goes_on_exactly(options: dict[str, Any]) -> None:
-    whole = sum(passes(loader_of(**options), 3), [])
+    whole = flat(passes(loader_of(**options), 3))
     for taken in range(len(whole)):
         other = resumed(after(loader_of(**options), taken), loader_of(**options))
         got: list[list[int]] = []
@@ -150,7 +153,7 @@ def test_what_was_read_ahead_does_not_count(workers: dict[str, Any]) -> None:
     first, second = passes(loader_of(), 2)
     for taken in (4, len(first), len(first) + 4):
         other = resumed(after(loader_of(**workers), taken), loader_of(**workers))
-        assert sum(passes(other, 2), [])[: 18 - taken] == (first + second)[taken:]
+        assert flat(passes(other, 2))[: 18 - taken] == (first + second)[taken:]
 
 
 @pytest.mark.parametrize("options", [EPOCHS["short"], EPOCHS["endless"]], ids=["short", "endless"])
@@ -159,7 +162,7 @@ def test_each_sample_once_at_changing_world_sizes(sizes: list[int], options: dic
     """Stopped after any number of steps: at each step, no sample is more than one time ahead of another."""
     for stop in range(1, 9):
         state = None
-        counts = Counter({sample: 0 for sample in range(29)})
+        counts = Counter(dict.fromkeys(range(29), 0))
         for place, world_size in enumerate(sizes):
             loaders = [loader_of(world_size=world_size, replica=replica, **options) for replica in range(world_size)]
             if state is not None:
@@ -169,7 +172,7 @@ def test_each_sample_once_at_changing_world_sizes(sizes: list[int], options: dic
                 first = loaders[0].done % len(loaders[0])
                 steps = list(zip(*(ids(islice(loader, left)) for loader in loaders), strict=True))
                 for step in steps:
-                    counts.update(sum(step, []))
+                    counts.update(flat(step))
                     assert max(counts.values()) - min(counts.values()) <= 1
                 assert first + len(steps) == len(loaders[0]) or len(steps) == left
                 left -= len(steps)
@@ -181,7 +184,7 @@ def test_each_sample_once_at_changing_world_sizes(sizes: list[int], options: dic
 def test_resume_with_another_batch_size() -> None:
     first = ids(loader_of(last_batch="short"))[:2]
     other = resumed(after(loader_of(last_batch="short"), 2), loader_of(last_batch="short", batch_size=5))
-    assert sorted(sum(first + ids(other), [])) == list(range(29))
+    assert sorted(flat(first + ids(other))) == list(range(29))
     assert other.done == len(other) == 6
 
 
@@ -337,8 +340,8 @@ def test_a_mixture_keeps_its_weights_and_resumes() -> None:
     assert ids(resumed(after(mixture(), 5), mixture(workers=2))) == whole[5:]
     state = after(mixture(), 6)
     two = [resumed(state, mixture(world_size=2, replica=replica)) for replica in range(2)]
-    rest = [sum(step, []) for step in zip(*map(ids, two), strict=True)]
-    assert sorted(sum(rest, [])) == sorted(sum(whole[6:], []))
+    rest = [flat(step) for step in zip(*map(ids, two), strict=True)]
+    assert sorted(flat(rest)) == sorted(flat(whole[6:]))
 
 
 class Many(Ids):
@@ -373,18 +376,11 @@ def test_or_others_take_its_place(tmp_path: Path, workers: dict[str, Any]) -> No
     loader.place(Replicas(), events)
     batches = ids(loader)
     skipped = sum(event.value for event in events.snapshot() if event.name == SKIPPED)
-    taken = set(sum(batches, []))
+    taken = set(flat(batches))
     assert [len(batch) for batch in batches] == [3] * 16
     assert skipped == 48 - len(taken) > 0
     assert {sample for sample in range(48) if sample not in taken} <= set(range(12, 24))
     loader.close()
-
-
-class Fatal(Ids):
-    def __getitem__(self, index: int) -> int:
-        if index == 20:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
 
 
 class Slow(Ids):
@@ -394,16 +390,10 @@ class Slow(Ids):
         return index
 
 
-def test_a_killed_reader_ends_in_an_error() -> None:
-    loader = loader_of(Fatal(29), workers=2, readers="processes")
-    with pytest.raises(RuntimeError, match="killed by signal|exited unexpectedly"):
-        ids(loader)
-
-
 @pytest.mark.sweep  # it takes torch 5 s to end a worker that does not listen
 def test_a_reader_that_hangs_ends_in_an_error() -> None:
     loader = loader_of(Slow(29), workers=2, readers="processes", timeout_s=1.0)
-    with pytest.raises(RuntimeError, match="timed out"):
+    with pytest.raises(DataError, match="timed out"):
         ids(loader)
 
 
@@ -484,14 +474,12 @@ def test_bytes_from_shared_storage_are_counted(tmp_path: Path, workers: dict[str
     for path in (tmp_path / "data").iterdir():
         store.pipe(f"/{tmp_path.name}/{path.name}", path.read_bytes())
     events = EventStream()
-    loader = loader_of(
-        f"memory://{tmp_path.name}", cache_dir=str(tmp_path / "cache"), last_batch="short", **workers
-    )
+    loader = loader_of(f"memory://{tmp_path.name}", cache_dir=str(tmp_path / "cache"), last_batch="short", **workers)
     loader.place(Replicas(), events)
     sizes = sum(path.stat().st_size for path in (tmp_path / "data").glob("*.bin"))
     read = []
     for _ in range(2):
-        assert sorted(sum(ids(loader), [])) == list(range(24))
+        assert sorted(flat(ids(loader))) == list(range(24))
         loader.close()
         read.append(total(events, "data.shared_bytes"))
         events.clear()

@@ -1,0 +1,27 @@
+"""Loaders that somebody has to close who does not own them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from lightning_dist.data.loader import ShardedLoader
+
+
+class OpenLoaders:
+    """Loaders, as long as others use them. Sent to another process, it is empty."""
+
+    def __init__(self) -> None:
+        self._loaders: weakref.WeakSet[ShardedLoader] = weakref.WeakSet()
+
+    def add(self, loader: ShardedLoader) -> None:
+        """One more; a second time is the same."""
+        self._loaders.add(loader)
+
+    def close(self) -> None:
+        """Close all of them. Safe to call twice."""
+        for loader in list(self._loaders):
+            loader.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenLoaders, ()
