@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks import checkpoint, memory, meta_build, pipeline, recompute, resume, step_time
+from benchmarks.data import command as data
 from benchmarks.ending import clean_up_when_terminated
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -13,6 +14,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "meta_build": meta_build.main,
     "pipeline": pipeline.main,
     "checkpoint": checkpoint.main,
+    "data": data.main,
     "resume": resume.main,
 }
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support.cluster import NamespaceCluster, namespaces_of, why_unavailable
@@ -18,6 +19,10 @@ from tests.support.ranks import RankPool
 
 REQUIRE_MULTIHOST = "HIERDIST_REQUIRE_MULTIHOST"
 MULTIHOST_FOLDER = Path(__file__).parent / "multihost"
+
+# The machine may be busy: how long an example takes says nothing.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 _session_problems = pytest.StashKey[list[str]]()
 _session_mark = pytest.StashKey[str]()

@@ -7,7 +7,6 @@ its library's own cache of a host.
 from __future__ import annotations
 
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -203,8 +202,3 @@ ARMS: dict[str, Arm] = {
     "mapped workers": Arm(partial(_mapped, workers=WORKERS), "mapped", remote=False),
     "naive": Arm(_naive, "files", local=False),
 }
-
-
-def quiet() -> None:
-    """The libraries' advice would be in the way of the figures."""
-    warnings.simplefilter("ignore")

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,35 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.data import startup, waiting
 from benchmarks.data.arms import ARMS
 from benchmarks.data.formats import SAMPLE_BYTES
 from benchmarks.data.scenarios import SCENARIOS, DataSets, run_scenario
 from benchmarks.record import RESULTS, commit, today
 
 
+def _waiting(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    data = DataSets(folder / "waiting", num_samples=(64 << 20) // SAMPLE_BYTES, chunk_bytes=waiting.CHUNK_BYTES)
+    return waiting.run_waiting(data, rounds=rounds, steps=30, say=say)
+
+
+def _startup(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    return startup.run_startup(folder / "holes", rounds=rounds, say=say)
+
+
+OTHERS: dict[str, Callable[[Path, int, Callable[[str], None]], dict[str, Any]]] = {
+    "waiting": _waiting,
+    "startup": _startup,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the scenarios asked for and write what they gave."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data")
-    parser.add_argument("--scenario", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
+    parser.add_argument("--scenario", nargs="+", choices=[*SCENARIOS, *OTHERS], default=[*SCENARIOS, *OTHERS])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), help="these of a scenario's arms only")
     parser.add_argument("--rounds", type=int, default=3, help="of all arms")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="a scenario begins no round that would end later")
     parser.add_argument("--megabytes", type=int, default=256, help="of tokens")
     parser.add_argument("--chunk-megabytes", type=int, default=4, help="what is fetched at once")
     parser.add_argument("--batch-size", type=int, default=16, help="samples a rank")
@@ -41,29 +58,37 @@ def main(argv: Sequence[str] | None = None) -> int:
             chunk_bytes=arguments.chunk_megabytes << 20,
         )
         for name in arguments.scenario:
-            scenario = SCENARIOS[name]
-            if arguments.arms:
-                scenario = replace(scenario, arms=tuple(arm for arm in scenario.arms if arm in arguments.arms))
-            console.print(f"{name}")
-            result = run_scenario(
-                scenario, data, rounds=arguments.rounds, batch_size=arguments.batch_size, say=console.print
-            )
+            console.print(name)
+            if name in OTHERS:
+                result = OTHERS[name](Path(folder), arguments.rounds, console.print)
+            else:
+                scenario = SCENARIOS[name]
+                if arguments.arms:
+                    scenario = replace(scenario, arms=tuple(arm for arm in scenario.arms if arm in arguments.arms))
+                result = run_scenario(
+                    scenario,
+                    data,
+                    rounds=arguments.rounds,
+                    batch_size=arguments.batch_size,
+                    limit_s=arguments.limit_s,
+                    say=console.print,
+                )
+                console.print(table(name, result))
             result["command"] = " ".join(["python -m benchmarks.data", *(sys.argv[1:] if argv is None else argv)])
             result["date"], result["commit"] = today(), commit()
             document["results"][name] = result
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(document, indent=1) + "\n")
-            show(name, result, console)
     console.print(f"written: {path}")
     return 0
 
 
-def show(name: str, result: dict[str, Any], console: Console) -> None:
-    """One table a scenario."""
+def table(name: str, result: dict[str, Any]) -> Table:
+    """Of a scenario."""
     scenario = result["scenario"]
     base = next(iter(result["arms"]))
     where = "from disk" if not scenario["stored"] else f"{scenario['rate_mbit'] or 'no limit of'} Mbit/s"
-    table = Table(title=f"{name}: {' + '.join(map(str, scenario['ranks']))} ranks, {where}")
+    rows = Table(title=f"{name}: {' + '.join(map(str, scenario['ranks']))} ranks, {where}")
     for column in (
         "arm",
         "cold, samples/s",
@@ -75,10 +100,10 @@ def show(name: str, result: dict[str, Any], console: Console) -> None:
         "lost",
         "again",
     ):
-        table.add_column(column, justify="left" if column == "arm" else "right")
+        rows.add_column(column, justify="left" if column == "arm" else "right")
     for arm, row in result["arms"].items():
         epochs = row["epochs"]
-        table.add_row(
+        rows.add_row(
             arm,
             f"{row['cold_samples_per_s']:,.0f}",
             _ratio(row["times_of_first"].get("cold")),
@@ -89,7 +114,7 @@ def show(name: str, result: dict[str, Any], console: Console) -> None:
             ", ".join(str(epoch["samples_lost"]) for epoch in epochs),
             ", ".join(str(epoch["samples_repeated"]) for epoch in epochs),
         )
-    console.print(table)
+    return rows
 
 
 def _ratio(spread: dict[str, float] | None) -> str:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.data.arms import ARMS, Place, quiet
+from benchmarks.data.arms import ARMS, Place
+from benchmarks.data.peers import quiet
 from tests.support.http_store import Counted, counted_at
 from tests.support.tasks import RankContext
 

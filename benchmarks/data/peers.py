@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import types
+import warnings
 from typing import Any
 
 os.environ.setdefault("LITDATA_DISABLE_VERSION_CHECK", "1")  # else it asks the package index at each start
@@ -35,3 +36,8 @@ def import_all() -> None:
     for package in PEERS:
         if not missing(package):
             import_streaming() if package == "streaming" else importlib.import_module(package)
+
+
+def quiet() -> None:
+    """The libraries' advice would be in the way of the figures."""
+    warnings.simplefilter("ignore")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -83,9 +84,16 @@ class DataSets:
 
 
 def run_scenario(
-    scenario: Scenario, data: DataSets, *, rounds: int, batch_size: int, say: Callable[[str], None]
+    scenario: Scenario,
+    data: DataSets,
+    *,
+    rounds: int,
+    batch_size: int,
+    limit_s: float,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """All rounds."""
+    """All rounds, but for those that would not end within ``limit_s`` seconds."""
+    start_s = time.monotonic()
     arms = tuple(arm for arm in scenario.arms if not ARMS[arm].is_missing)
     for arm in scenario.arms:
         if arm not in arms:
@@ -104,14 +112,18 @@ def run_scenario(
         store = stack.enter_context(HttpStore(data.root, host=host))
         host.set_rate(scenario.rate_mbit)
         for number in range(rounds):
+            taken_s = time.monotonic() - start_s
+            if number and taken_s * (number + 1) / number > limit_s:
+                say(f"  {number} rounds have taken {taken_s:.0f} s; another one would be too long")
+                break
             for arm in arms:
                 with ExitStack() as once:
                     job = Job(
                         arm=arm,
                         folder=data.get(ARMS[arm].data)[0],
                         store_url=store.url if scenario.stored else None,
-                        scratch=once.enter_context(_folder(placement)),
-                        memory=once.enter_context(_folder(placement, parent=Path("/dev/shm"))),
+                        scratch=once.enter_context(scratch(placement)),
+                        memory=once.enter_context(scratch(placement, parent=Path("/dev/shm"))),
                         batch_size=batch_size,
                         epochs=scenario.epochs,
                     )
@@ -132,7 +144,7 @@ def run_scenario(
 
 
 @contextmanager
-def _folder(names: Iterable[str], *, parent: Path | None = None) -> Iterator[Path]:
+def scratch(names: Iterable[str], *, parent: Path | None = None) -> Iterator[Path]:
     """A folder with others in it, removed at the end with all that libraries have left there."""
     with tempfile.TemporaryDirectory(prefix="hierdist-bench-", dir=parent) as path:
         for name in names:

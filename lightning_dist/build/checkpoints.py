@@ -22,6 +22,7 @@ from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
 from lightning_dist.build.run import RunContext
 from lightning_dist.build.shares import Share, share_of
 from lightning_dist.checkpoint import sharded
+from lightning_dist.checkpoint.background import stand_back
 from lightning_dist.checkpoint.before_steps import BeforeSteps
 from lightning_dist.checkpoint.host_copies import HostCopies
 from lightning_dist.checkpoint.host_pieces import Held, HostPiece, TiedTo
@@ -379,6 +380,7 @@ class CheckpointSaver:
 
     def _write(self, folder: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run
+        stand_back()
         self._caller_is_gone.wait(_HEAD_START_S)
         start_ns = run.events.clock_ns()
         if copied.late_bytes:

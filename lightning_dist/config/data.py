@@ -23,7 +23,8 @@ class DataConfig:
         seed: Of the order.
         lanes: Places of the data that a batch is taken from in turn. Another number is another order. Hosts read
             disjoint shards where the number of ranks, or of equal hosts, divides it.
-        shuffle_block: Samples that are shuffled among each other in a lane; more mixes better, and opens more chunks.
+        shuffle_block: Chunks of a lane that together have about so many samples, and one at least, are shuffled as one;
+            more mixes better, and needs more chunks at a time.
         epoch: ``exact`` (each sample once an epoch) or ``endless`` (batches go across the ends of epochs).
         last_batch: What becomes of samples at the end of an exact epoch that fill no batch of all ranks: ``drop``,
             ``pad`` (samples of its start are taken again) or ``short`` (the last batches are smaller).
@@ -46,7 +47,7 @@ class DataConfig:
     shuffle: bool = True
     seed: int = 0
     lanes: int = 24
-    shuffle_block: int = 4096
+    shuffle_block: int = 1024
     epoch: str = "exact"
     last_batch: str = "drop"
     workers: int = 0

@@ -142,7 +142,7 @@ class ShardedLoader:
         return share
 
     def _chunks_at_once(self, source: Source, lanes: int) -> int:
-        """How many of a source's chunks are read by turns: in each of its lanes, those that a block reaches into."""
+        """How many of a source's chunks are read by turns: in each of its lanes, those of a block."""
         index = source.index
         block = self.config.shuffle_block if self.config.shuffle and self.role == "train" else 1
         reached = -(-block * index.num_chunks // max(1, index.num_samples)) + 1

@@ -1,9 +1,9 @@
 """The order of an epoch: which sample of which chunk stands at a position. Pure.
 
 Chunks are permuted by the seed and laid in a line, once. The line is cut into lanes, which take turns. In each epoch a
-lane's chunks, and then blocks of neighbours in it, are permuted anew. So a lane has the same chunks in all epochs, and
-who reads it once has them in its cache. Nothing depends on ranks, and nothing grows with the number of samples: an
-epoch takes a list of its chunks, a position some arithmetic.
+lane's chunks are permuted anew, and then the samples of each block of it, which is one chunk or a few. So a lane has
+the same chunks in all epochs, and who reads it once has them in its cache. Nothing depends on ranks, and nothing grows
+with the number of samples: an epoch takes a list of its chunks, a position some arithmetic.
 
 Note [Numbers of samples]
 Epochs follow each other without end. Position p of epoch e has the *number* e N + p, N being the samples of an epoch.
@@ -38,15 +38,15 @@ class OrderOptions:
     Attributes:
         seed: Of all permutations.
         lanes: Places of the data that are read in turn. 24 is divided by 1, 2, 3, 4, 6, 8, 12 and 24 hosts or replicas.
-        shuffle_block: Neighbours in a lane that are permuted among each other, in samples. A lane reads this much at a
-            time, so it is best no larger than a chunk.
+        shuffle_block: Chunks of a lane that together have about so many samples, and one at least, are a block, whose
+            samples are permuted among each other. A lane reads one block at a time.
         shuffle: ``False`` leaves chunks and samples in the order of their files. They are still dealt to lanes; with
             one lane, position p is sample p of the files.
     """
 
     seed: int
     lanes: int = 24
-    shuffle_block: int = 4096
+    shuffle_block: int = 1024
     shuffle: bool = True
 
     def __post_init__(self) -> None:
@@ -100,16 +100,16 @@ class _Laid(NamedTuple):
         chunks: (pieces,) chunk of each, in the order of the line.
         ends: (pieces,) where it ends in the line.
         back: (pieces,) what is taken from a place in the line to give the sample of the chunk.
-        lane_starts: (lanes,) where each lane begins in the line.
-        lane_sizes: (lanes,) its samples.
-        base: Key of its blocks.
+        block_ends: (blocks,) where each block ends in the line.
+        lane_starts: (lanes,) where each lane begins in it.
+        base: Key of the blocks.
     """
 
     chunks: Numbers
     ends: Numbers
     back: Numbers
+    block_ends: Numbers
     lane_starts: Numbers
-    lane_sizes: Numbers
     base: int
 
 
@@ -169,30 +169,25 @@ class Order:
         places = np.searchsorted(self._ends, ends)
         chunks = self._sequence[places]
         firsts = ends - lengths - (self._ends - self._samples[self._sequence])[places]
+        in_sections = np.searchsorted(section_ends, ends)
         if self.options.shuffle:
             words = shuffling.keys(self._key(epoch, _OF_PIECES), np.arange(len(ends), dtype=np.int64))
-            order = np.lexsort((words, np.searchsorted(section_ends, ends)))
+            order = np.lexsort((words, in_sections))
             lengths, chunks, firsts = lengths[order], chunks[order], firsts[order]
             ends = np.cumsum(lengths)
-        return _Laid(chunks, ends, ends - lengths - firsts, starts, sizes, self._key(epoch, _OF_BLOCKS))
+        windows = (ends - 1 - (section_ends - sizes[by_section])[in_sections]) // self.options.shuffle_block
+        is_last = np.append((np.diff(windows) != 0) | (np.diff(in_sections) != 0), True)[: len(ends)]
+        return _Laid(chunks, ends, ends - lengths - firsts, ends[is_last], starts, self._key(epoch, _OF_BLOCKS))
 
     def _in_epoch(self, epoch: int, positions: Numbers) -> tuple[Numbers, Numbers]:
         laid = self._laid(epoch)
         shift = epoch * self.num_samples % self.lanes
         offsets, lanes = np.divmod(positions + shift, self.lanes)
-        offsets -= lanes < shift
+        line = laid.lane_starts[lanes] + offsets - (lanes < shift)
         if self.options.shuffle:
-            offsets = self._in_blocks(laid, lanes, offsets)
-        line = laid.lane_starts[lanes] + offsets
+            line = _in_blocks(laid, line)
         pieces = np.searchsorted(laid.ends, line, side="right")
         return laid.chunks[pieces], line - laid.back[pieces]
-
-    def _in_blocks(self, laid: _Laid, lanes: Numbers, offsets: Numbers) -> Numbers:
-        blocks = offsets // self.options.shuffle_block
-        starts = blocks * self.options.shuffle_block
-        sizes = np.minimum(laid.lane_sizes[lanes] - starts, self.options.shuffle_block)
-        words = shuffling.keys(laid.base, blocks * self.lanes + lanes)
-        return starts + shuffling.permuted(offsets - starts, sizes, words)
 
     def _turns(self, epoch: int) -> Numbers:
         """(lanes,) which position of the epoch is each lane's first."""
@@ -200,6 +195,14 @@ class Order:
 
     def _key(self, epoch: int, what: int) -> int:
         return shuffling.key(self.options.seed, self._source, epoch, what)
+
+
+def _in_blocks(laid: _Laid, line: Numbers) -> Numbers:
+    """Where places of the line go, each in its block."""
+    blocks = np.searchsorted(laid.block_ends, line, side="right")
+    ends = laid.block_ends[blocks]
+    starts = np.where(blocks > 0, laid.block_ends[blocks - 1], 0)
+    return starts + shuffling.permuted(line - starts, ends - starts, shuffling.keys(laid.base, blocks))
 
 
 def sections(lanes: int) -> Numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_dist.build.checkpoints import COPY, WRITE
+from lightning_dist.checkpoint.background import NICE
 from lightning_dist.checkpoint.catalog import open_checkpoint, survey
 from lightning_dist.checkpoint.local_disk import LocalFolder
 from lightning_dist.checkpoint.storage import open_folder
@@ -95,7 +97,7 @@ class SaveEachStep(pl.Callback):
         trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
 
 
-def save_slowly(context: RankContext, folder: str, parallel: str) -> list[str]:
+def save_slowly(context: RankContext, folder: str, parallel: str) -> tuple[list[str], set[int], int]:
     trainer = _trainer(
         context,
         SaveEachStep(Path(folder)),
@@ -105,17 +107,25 @@ def save_slowly(context: RankContext, folder: str, parallel: str) -> list[str]:
         limit_val_batches=0,
     )
     go_on = threading.Event()
-    with writing(lambda *_: go_on.wait(0.5) and None):
+    nice: set[int] = set()
+
+    def wait(folder: LocalFolder, name: str) -> None:
+        nice.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        go_on.wait(0.5)
+
+    with writing(wait):
         trainer.fit(learner())
-    return [event.name for event in trainer.strategy.events.snapshot() if event.name in (COPY, WRITE)]
+    names = [event.name for event in trainer.strategy.events.snapshot() if event.name in (COPY, WRITE)]
+    return names, nice, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "zero2"])
 def test_a_checkpoint_has_one_steps_values_however_slowly_it_is_written(
     ranks: RankPool, tmp_path: Path, parallel: str
 ) -> None:
-    for names in ranks.run(save_slowly, world_size=2, args=(str(tmp_path), parallel)):
+    for names, nice_writing, nice_training in ranks.run(save_slowly, world_size=2, args=(str(tmp_path), parallel)):
         assert (names.count(COPY), names.count(WRITE)) == (3, 3)
+        assert nice_writing == {max(NICE, nice_training)}  # it stands back where there is no core for it
     for step in (1, 2, 3):
         checkpoint = open_checkpoint(open_folder(tmp_path / f"{step}.ckpt"), full=True)
         weights = [name for name in checkpoint.manifest.tensors if name.startswith("model/")]

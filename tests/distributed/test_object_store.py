@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -27,51 +25,18 @@ from lightning_dist.errors import StorageError
 from lightning_dist.retry import Retry
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.support.object_store import CALL, object_store
 from tests.support.ranks import RankPool
 from tests.support.saves import every_type, same, zeros_like
 from tests.support.stored import StoredFolder, read_chunk, store, stored_chunk
 from tests.support.tasks import RankContext
 
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-server.stop()
-"""
-# The client's threads and connections outlast a call, so each test runs in processes of its own.
-CALL: dict[str, Any] = {
-    "fresh": True,
-    "env": {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    },
-}
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server in a process of its own."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        process.wait(timeout=20)
+    with object_store() as address:
+        yield address
 
 
 def bucket(address: str, name: str, **options: Any) -> Folder:

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_module
 
-from lightning_dist import config_store
+from lightning_dist import TokenSettings, config_store, write_tokens
+from lightning_dist.modes.whole_checkpoints import load_whole
 from lightning_dist.run_config import RunConfig
 from tests.support.fresh import Command, FreshRanks, run_script
+from tests.support.object_store import CALL, object_store
 from tests.support.processes import REPO_ROOT, clean_environment, free_port
 from tests.support.ranks import RankPool
 from tests.support.sweeps import sampled
@@ -67,14 +69,20 @@ def train_here(context: RankContext, run: RunConfig, folder: Path) -> str:
     return said.read_text(encoding="utf-8")
 
 
-def train_on_pool(ranks: RankPool, folder: Path, *overrides: str, world_size: int = 2) -> str:
-    """Train in ``folder``; what rank 0 printed. What it would print once, no other rank has printed."""
+def train_on_pool(ranks: RankPool, folder: Path, *overrides: str, world_size: int = 2, store: str | None = None) -> str:
+    """Train in ``folder``; what rank 0 printed. What it would print once, no other rank has printed.
+
+    ``store`` is the address of an S3 server that the ranks reach.
+    """
     config_store.register()
     with initialize_config_module("lightning_dist.conf", version_base="1.3"):
         overrides = (*SHORT, *overrides, f"trainer.devices={world_size}")
         run = config_store.to_run_config(compose("train", overrides=list(overrides)))
     environment = {"COLUMNS": "200", "TORCHELASTIC_RUN_ID": "examples"}
-    said = ranks.run(train_here, world_size=world_size, args=(run, folder), env=environment, deadline_s=100)
+    call: dict[str, Any] = {"env": environment}
+    if store is not None:
+        call = {**CALL, "env": {**CALL["env"], "AWS_ENDPOINT_URL": store, **environment}}
+    said = ranks.run(train_here, world_size=world_size, args=(run, folder), deadline_s=150, **call)
     assert [text.count("samples/s") for text in said] == [1] + [0] * (world_size - 1)
     assert re.search(rf"ranks\s*│\s*{world_size} ", said[0])
     return str(said[0])
@@ -156,6 +164,42 @@ def test_it_goes_on_from_a_sharded_checkpoint_under_any_other(
     assert (last / "COMMITTED").is_file()
     more = train_on_pool(ranks, tmp_path / "more", then, "checkpoint=off", "trainer.max_steps=5", f"ckpt_path={last}")
     assert re.search(r"steps\s*│\s*5 ", more)
+
+
+def write_shards(context: RankContext) -> None:
+    import s3fs
+
+    s3fs.S3FileSystem().mkdir("text")
+    settings = TokenSettings(seq_len=32, shard_size="64KiB", chunk_size="16KiB")
+    for part in ("train", "val"):
+        text = f"{part}: the quick brown fox jumps over the lazy dog. ".encode() * 4000
+        assert write_tokens([text], out=f"s3://text/{part}", settings=settings).index.num_samples > 4000
+
+
+def consumed(checkpoint: Path) -> int:
+    """Samples that a sharded checkpoint counts as trained on, in its epoch."""
+    loops = load_whole(str(checkpoint))["loops"]["fit_loop"]["state_dict"]
+    (state,) = loops["combined_loader"]
+    assert state["epoch"] == 0
+    return int(state["consumed"])
+
+
+def test_text_streams_from_shards_in_s3_and_goes_on_with_another_number_of_ranks(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'lightning-dist[s3]'")
+    pytest.importorskip("moto", reason="moto, the S3 server of these tests, is not installed")
+    data = ["data=sharded", "data.url=s3://text", f"data.cache_dir={tmp_path}/cache", "data.seq_len=32"]
+    saves = ["checkpoint=async_sharded", "checkpoint.every_n_steps=1"]
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    with object_store() as address:
+        call = {**CALL, "env": {**CALL["env"], "AWS_ENDPOINT_URL": address}}
+        ranks.run(write_shards, world_size=1, init_group=False, deadline_s=100, **call)
+        train_on_pool(ranks, tmp_path, *data, *saves, "parallel=zero2", store=address)
+        assert consumed(last) == 3 * 2 * 4
+        more = [*data, *saves, "parallel=ddp", "trainer.max_steps=5", f"ckpt_path={last}"]
+        train_on_pool(ranks, tmp_path / "more", *more, world_size=3, store=address)
+        assert consumed(tmp_path / "more" / "checkpoints" / "last.ckpt") == 3 * 2 * 4 + 2 * 3 * 4
 
 
 def test_layers_dealt_to_ranks(ranks: RankPool, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ echo "$@" $(cd {folder}; ls -d hpc_ckpt_*/COMMITTED) >> {folder}/scontrol.log
 
 
 def preempt_in_a_save(context: RankContext, folder: str, parallel: str, fails: bool) -> dict[str, Any]:
-    """Each rank is sent the signal by its write of the second checkpoint; a fit, and the one that is queued again."""
+    """Each rank is sent the signal by its write of the first checkpoint; a fit, and the one that is queued again."""
     Path(folder, "bin").mkdir(exist_ok=True)
     scontrol = Path(folder, "bin/scontrol")
     if context.rank == 0:
@@ -176,7 +176,7 @@ def preempt_in_a_save(context: RankContext, folder: str, parallel: str, fails: b
     sent: list[int] = []
 
     def preempt(place: LocalFolder, name: str) -> None:
-        if place.url.endswith("/2.ckpt") and name.startswith("rank") and not sent:
+        if place.url.endswith("/1.ckpt") and name.startswith("rank") and not sent:
             sent.append(1)
             threading.Event().wait(0.1 * context.rank)  # one after another
             os.kill(os.getpid(), signal.SIGUSR2)

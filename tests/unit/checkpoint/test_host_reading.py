@@ -16,10 +16,10 @@ import torch
 from lightning_dist.checkpoint.catalog import read_manifest
 from lightning_dist.checkpoint.load_planner import FillPlanner
 from lightning_dist.checkpoint.local_disk import LocalFolder
-from lightning_dist.checkpoint.retry import Retry
 from lightning_dist.checkpoint.shard_reader import ShardReader
 from lightning_dist.comm.host_relay import MemoryRelay
 from lightning_dist.errors import DamagedCheckpointError
+from lightning_dist.retry import Retry
 from tests.support.saves import dealt, every_type, same, save_by_ranks, zeros_like
 from tests.unit.comm.test_host_relay import relays
 

@@ -114,11 +114,25 @@ def test_a_lane_reads_few_chunks_at_a_time() -> None:
 
 
 def test_each_block_of_each_lane_is_permuted_by_itself() -> None:
-    order = Order(np.array([4 * 60]), OrderOptions(seed=0, lanes=4, shuffle_block=30))
+    order = Order(np.full(8, 30), OrderOptions(seed=0, lanes=4, shuffle_block=30))
     samples = [epoch_of(order, epoch).samples.reshape(60, 4).T.reshape(8, 30) for epoch in (0, 1)]
     permutations = {tuple((block - block.min()).tolist()) for blocks in samples for block in blocks}
     assert {tuple(sorted(each)) for each in permutations} == {tuple(range(30))}
     assert len(permutations) == 16
+
+
+@pytest.mark.parametrize(
+    ("samples", "block", "at_once"), [(30, 30, 1), (30, 31, 1), (30, 1, 1), (30, 90, 3), (30, 70, 2)]
+)
+def test_a_block_is_a_chunk_or_several(samples: int, block: int, at_once: int) -> None:
+    order = Order(np.full(48, samples), OrderOptions(seed=0, lanes=4, shuffle_block=block))
+    chunks = epoch_of(order, 1).chunks.reshape(12 * samples, 4)
+    for lane in range(4):
+        if block != 70:
+            runs = chunks[:, lane].reshape(-1, at_once * samples)
+            assert {len(np.unique(run)) for run in runs} == {at_once}
+        assert len(np.unique(chunks[: samples // 2, lane])) >= at_once  # mixed from its start
+        assert len(np.unique(chunks[: samples * at_once, lane])) == at_once
 
 
 def test_setting_up_does_not_grow_with_samples() -> None:
@@ -144,7 +158,7 @@ def test_at_most_a_few_epochs_are_kept() -> None:
     try:
         for epoch in range(20):
             order.locate(epoch, np.arange(4))
-        assert tracemalloc.get_traced_memory()[0] < 6 * 3 * 8 * 100_000  # of 4 epochs, with three columns each
+        assert tracemalloc.get_traced_memory()[0] < 6 * 4 * 8 * 100_000  # of 4 epochs, with four columns each
     finally:
         tracemalloc.stop()
 
@@ -264,49 +278,49 @@ def test_options_are_checked(given: dict[str, object], message: str) -> None:
 def test_it_never_changes() -> None:
     order = Order(np.array([5, 0, 7, 3, 4]), OrderOptions(seed=7, lanes=4, shuffle_block=3))
     assert pairs(epoch_of(order, 0)) == [
-        (4, 0),
-        (0, 0),
-        (2, 3),
-        (0, 3),
-        (4, 1),
-        (3, 0),
-        (2, 1),
+        (2, 0),
+        (2, 6),
+        (2, 5),
         (0, 2),
         (4, 2),
-        (2, 6),
-        (2, 2),
-        (0, 1),
-        (4, 3),
-        (3, 2),
-        (2, 5),
+        (0, 0),
+        (2, 1),
         (0, 4),
-        (2, 0),
+        (4, 0),
+        (3, 2),
+        (2, 3),
+        (0, 1),
+        (4, 1),
         (3, 1),
         (2, 4),
+        (0, 3),
+        (4, 3),
+        (3, 0),
+        (2, 2),
     ]
     assert pairs(epoch_of(order, 1)) == [
         (0, 1),
-        (4, 2),
-        (3, 0),
-        (2, 2),
-        (0, 0),
-        (4, 1),
+        (2, 0),
         (3, 1),
-        (2, 1),
-        (0, 2),
-        (4, 0),
-        (3, 2),
-        (2, 3),
-        (0, 4),
-        (4, 3),
-        (2, 6),
         (2, 4),
         (0, 3),
-        (2, 0),
+        (4, 0),
+        (3, 0),
+        (2, 2),
+        (0, 4),
+        (4, 3),
+        (3, 2),
+        (2, 3),
+        (0, 2),
+        (4, 2),
         (2, 5),
+        (2, 1),
+        (0, 0),
+        (4, 1),
+        (2, 6),
     ]
     large = Order(np.arange(1000), OrderOptions(seed=123456789))
     digest = hashlib.blake2b(digest_size=8)
     for column in large.locate(9, np.arange(0, large.num_samples, 17)):
         digest.update(column.astype("<i8").tobytes())
-    assert digest.hexdigest() == "887ac4bb17efb8a5"
+    assert digest.hexdigest() == "57baefac97cd275e"
