@@ -7,6 +7,7 @@ ahead does not count. The state is the same on all ranks and fits any number of 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 from collections import deque
@@ -332,7 +333,7 @@ def _none() -> int:
 
 
 def _sources_of(data: Any) -> list[Source]:
-    """The sources of what a user gives."""
+    """The sources of what a user gives; this loader's own, since it opens and closes them."""
     is_list = isinstance(data, list | tuple)
     if is_list and data and all(isinstance(each, str | os.PathLike) for each in data):
         raise ConfigError(
@@ -340,4 +341,4 @@ def _sources_of(data: Any) -> list[Source]:
             "and give samples as a data set"
         )
     several = data if is_list and any(isinstance(each, Source) for each in data) else [data]
-    return [each if isinstance(each, Source) else Source(each) for each in several]
+    return [copy.copy(each) if isinstance(each, Source) else Source(each) for each in several]

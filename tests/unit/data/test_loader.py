@@ -447,6 +447,17 @@ def test_a_forked_process_reads_by_itself(tmp_path: Path) -> None:
     assert not psutil.Process().children()
 
 
+def test_loaders_may_share_a_source(tmp_path: Path) -> None:
+    """What one of them closes, the other reads on from."""
+    source = Source(write_tokens_of(tmp_path / "data", [12, 12]))
+    one, other = loader_of(source, workers=2), loader_of(source)
+    whole = ids(other)
+    batches = iter(one)
+    got = ids([next(batches)])
+    other.close()
+    assert got + ids(batches) == whole
+
+
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
