@@ -19,6 +19,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.rank_strategy import RankStrategy
 
 
 class ResumeData(pl.Callback):
@@ -31,7 +32,13 @@ class ResumeData(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Go on where the checkpoint was saved, if there is one."""
-        take_up(trainer)
+        if not isinstance(trainer.strategy, RankStrategy):
+            take_up(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Loaders may be others than in the epoch before."""
+        for loader in _streamed(trainer.fit_loop):
+            follow(trainer, loader)
 
 
 def attach(trainer: pl.Trainer) -> None:
@@ -40,8 +47,13 @@ def attach(trainer: pl.Trainer) -> None:
         trainer.callbacks.append(ResumeData())  # type: ignore[attr-defined]  # it is made in __init__
 
 
+def follow(trainer: pl.Trainer, loader: ShardedLoader) -> None:
+    """Let the state of a training loader be without what Lightning has taken ahead. Safe to call twice."""
+    loader.hold_back(partial(_in_hand, weakref.ref(trainer)))
+
+
 def take_up(trainer: pl.Trainer) -> None:
-    """At the start of training: see Note [What Lightning leaves out]. Safe to call twice.
+    """At the start of training, once: see Note [What Lightning leaves out].
 
     Raises:
         ChangedDataError: The data are not those of the checkpoint.
@@ -50,7 +62,7 @@ def take_up(trainer: pl.Trainer) -> None:
     loop = trainer.fit_loop
     loaders = _streamed(loop)
     for loader in loaders:
-        loader.hold_back(partial(_in_hand, weakref.ref(trainer)))
+        follow(trainer, loader)
     fetcher: Any = loop._data_fetcher
     if not loaders or not loop.is_resuming or fetcher is None:
         return

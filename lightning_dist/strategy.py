@@ -39,13 +39,14 @@ from lightning_dist.config import (
     resolve,
 )
 from lightning_dist.data.agreed import agreed_loader
+from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
 from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
-from lightning_dist.resuming import take_up
+from lightning_dist.resuming import follow, take_up
 from lightning_dist.state_strategy import StateStrategy
 from lightning_dist.stopping import StopTogether, detach
 
@@ -362,6 +363,8 @@ class HierDistStrategy(StateStrategy):
         dataloader = super().process_dataloader(dataloader)
         trainer = self.lightning_module.trainer if self.lightning_module is not None else None
         policy = self.parallel_config.uneven_inputs
+        if trainer is not None and isinstance(dataloader, ShardedLoader) and dataloader.role == "train":
+            follow(trainer, dataloader)
         if trainer is None or not trainer.training or self._agreement is None or policy == "off":
             return dataloader
         return agreed_loader(dataloader, exchange=self._agreement.exchange, on_uneven=policy)

@@ -7,6 +7,7 @@ ahead does not count. The state is the same on all ranks and fits any number of 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 from collections import deque
@@ -22,20 +23,15 @@ from torch.utils.data import default_collate
 from lightning_dist.config import DataConfig
 from lightning_dist.data.batches import BatchReader, ReadBatch
 from lightning_dist.data.cache import CacheOptions
-from lightning_dist.data.dealing import Dealing
 from lightning_dist.data.identity import DataIdentity, DataSummary
-from lightning_dist.data.mixture import Mixture
-from lightning_dist.data.order import Order, OrderOptions, SampleOrder
 from lightning_dist.data.position import Position, begun, done, from_state, given, is_at_end, to_state
 from lightning_dist.data.replicas import Replicas, of_launcher
+from lightning_dist.data.roles import ROLES, share_of
 from lightning_dist.data.running import Running
 from lightning_dist.data.shares import ReplicaShare
 from lightning_dist.data.source import Source
-from lightning_dist.data.steps import EndlessSteps, ExactSteps, Steps
 from lightning_dist.errors import ConfigError, ForeignDataError, unknown_option
 from lightning_dist.events import EventStream
-
-ROLES = ("train", "evaluate", "predict")
 
 WAIT = "data.wait"
 """Name of a span: from when a batch was asked for until it was given; with its ``samples``, the seconds ``read_s`` that
@@ -140,12 +136,11 @@ class ShardedLoader:
         if replicas is None:
             is_run = dist.is_available() and dist.is_initialized()
             replicas = of_launcher(dist.get_world_size() if is_run else 1, dist.get_rank() if is_run else 0, os.environ)
-        order = self._make_order()
-        lanes = order.lanes // math.gcd(order.lanes, replicas.count)
+        share = share_of(self._sources, self.config, self.role, replicas, epoch_samples=self._epoch_samples)
+        lanes = share.order.lanes // math.gcd(share.order.lanes, replicas.count)
         for source in self._sources:
             source.keep_open = self._chunks_at_once(source, lanes)
-        dealing = Dealing(replicas.host_of, order.lanes)
-        return ReplicaShare(order, self._make_steps(order, replicas.count), dealing, replicas.own)
+        return share
 
     def _chunks_at_once(self, source: Source, lanes: int) -> int:
         """How many of a source's chunks are read by turns: in each of its lanes, those of a block."""
@@ -153,32 +148,6 @@ class ShardedLoader:
         block = self.config.shuffle_block if self.config.shuffle and self.role == "train" else 1
         reached = -(-block * index.num_chunks // max(1, index.num_samples)) + 1
         return max(2, min(lanes * reached, _MOST_OPEN // len(self._sources)))
-
-    def _make_order(self) -> SampleOrder:
-        config, role = self.config, self.role
-        options = OrderOptions(
-            seed=config.seed,
-            lanes=1 if role == "predict" else config.lanes,
-            shuffle_block=config.shuffle_block,
-            shuffle=config.shuffle and role == "train",
-        )
-        orders = [Order(source.index.samples, options, source=number) for number, source in enumerate(self._sources)]
-        if len(orders) == 1 and self._epoch_samples is None:
-            return orders[0]
-        return Mixture(orders, [source.weight for source in self._sources], epoch_samples=self._epoch_samples)
-
-    def _make_steps(self, order: SampleOrder, num_replicas: int) -> Steps:
-        total = self.config.batch_size * num_replicas
-        trains = self.role == "train"
-        if trains and self.config.epoch == "endless":
-            return EndlessSteps(num_samples=order.num_samples, num_replicas=num_replicas, batch_size=total)
-        return ExactSteps(
-            num_samples=order.num_samples,
-            num_replicas=num_replicas,
-            batch_size=total,
-            last_batch=self.config.last_batch if trains else "short",
-            repeats=not trains,
-        )
 
     # -- where training is --------------------------------------------------------------------------------------------
 
@@ -364,7 +333,7 @@ def _none() -> int:
 
 
 def _sources_of(data: Any) -> list[Source]:
-    """The sources of what a user gives."""
+    """The sources of what a user gives; this loader's own, since it opens and closes them."""
     is_list = isinstance(data, list | tuple)
     if is_list and data and all(isinstance(each, str | os.PathLike) for each in data):
         raise ConfigError(
@@ -372,4 +341,4 @@ def _sources_of(data: Any) -> list[Source]:
             "and give samples as a data set"
         )
     several = data if is_list and any(isinstance(each, Source) for each in data) else [data]
-    return [each if isinstance(each, Source) else Source(each) for each in several]
+    return [copy.copy(each) if isinstance(each, Source) else Source(each) for each in several]

@@ -70,6 +70,11 @@ class Source:
         """Whether it is a map-style data set, whose code is the user's."""
         return isinstance(self._given_format, MappedFormat)
 
+    @property
+    def is_fetched(self) -> bool:
+        """Whether its shards are not on this host."""
+        return self._url is not None and "://" in self._url and not self._url.startswith("file://")
+
     @cached_property
     def format(self) -> Format:
         """How its files hold samples."""

@@ -138,6 +138,7 @@ def fit(
     if folder is not None:
         callbacks = (*callbacks, ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **case.save))
     arguments = {"max_epochs": 3, "callbacks": list(callbacks), "enable_checkpointing": folder is not None}
+    arguments["use_distributed_sampler"] = True  # Lightning's default, which must not reach our loaders
     made = trainer_on_pool(context, strategies_of(case.strategy), **{**arguments, **case.trainer, **trainer})
     made.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return module

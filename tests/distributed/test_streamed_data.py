@@ -56,6 +56,8 @@ RESUMES: dict[str, tuple[Any, ...]] = {
     "limited": (Case(trainer={"limit_train_batches": 3}), None),
     "accumulating": (Case(trainer={"accumulate_grad_batches": 2}), None),
     "loaders anew": (Case(trainer={"reload_dataloaders_every_n_epochs": 1}), MIDDLES),
+    "loaders anew, beside": (Case("ddp", "beside", trainer={"reload_dataloaders_every_n_epochs": 1}), MIDDLES),
+    "loaders anew, beside, ours": (Case("async", "beside", trainer={"reload_dataloaders_every_n_epochs": 1}), MIDDLES),
     "steps": (Case(trainer=STEPS), MIDDLES),
     "steps, ddp": (Case("ddp", asks=True, trainer=STEPS), MIDDLES),
     "epoch ends": (Case(save=EPOCH_ENDS), None),
@@ -226,20 +228,20 @@ def train_split(context: RankContext, parallel: dict[str, Any]) -> list[Any]:
     return module.trained
 
 
-@pytest.mark.parametrize(
-    ("parallel", "same"),
-    [
-        ({"mode": "pipeline", "pipeline": {"size": 2}}, [(0, 2), (1, 3)]),
-        pytest.param({"mode": "tensor", "tensor": {"size": 2, "plan": {"layer.0": "columns"}}}, [(0, 1), (2, 3)]),
-    ],
-    ids=["pipeline", "tensor"],
-)
-def test_ranks_of_a_replica_read_the_same(ranks: RankPool, parallel: Any, same: list[tuple[int, int]]) -> None:
-    logs = ranks.run(train_split, world_size=4, args=(parallel,), fresh=True)
-    pairs = [(logs[first], logs[second]) for first, second in same]
-    assert all(first == second for first, second in pairs)
+SPLIT = {
+    "pipeline": {"mode": "pipeline"},
+    "tensor": {"mode": "tensor", "tensor": {"plan": {"layer.0": "column", "layer.1": "row"}}},
+}
+
+
+@pytest.mark.parametrize("parallel", SPLIT.values(), ids=SPLIT)
+def test_ranks_of_a_replica_read_the_same(ranks: RankPool, parallel: dict[str, Any]) -> None:
+    """Two hosts of two ranks, each host a replica."""
+    logs = ranks.run(train_split, layout={"a": [0, 1], "b": [2, 3]}, args=(parallel,), fresh=True)
+    assert logs[0] == logs[1]
+    assert logs[2] == logs[3]
     for epoch in (0, 1):
-        samples = [s for log, _ in pairs for number, (batch,) in log if number == epoch for s in batch]
+        samples = [s for log in logs[::2] for number, (batch,) in log if number == epoch for s in batch]
         assert len(samples) == len(set(samples)) == 24
 
 

@@ -13,6 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import psutil
 import pytest
@@ -446,6 +447,17 @@ def test_a_forked_process_reads_by_itself(tmp_path: Path) -> None:
     assert not psutil.Process().children()
 
 
+def test_loaders_may_share_a_source(tmp_path: Path) -> None:
+    """What one of them closes, the other reads on from."""
+    source = Source(write_tokens_of(tmp_path / "data", [12, 12]))
+    one, other = loader_of(source, workers=2), loader_of(source)
+    whole = ids(other)
+    batches = iter(one)
+    got = ids([next(batches)])
+    other.close()
+    assert got + ids(batches) == whole
+
+
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
@@ -467,8 +479,6 @@ def test_waiting_and_reading_are_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", sampled(WORKERS, ["inline", "threads", "processes"]))
 def test_bytes_from_shared_storage_are_counted(tmp_path: Path, workers: dict[str, Any]) -> None:
-    import fsspec
-
     write_tokens_of(tmp_path / "data", [12, 12])
     store = fsspec.filesystem("memory")
     for path in (tmp_path / "data").iterdir():
@@ -520,3 +530,20 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         Source(Ids(3), format="tokens")
     with pytest.raises(ConfigError, match="weight"):
         len(loader_of([Source(Ids(3), weight=0.0), Source(Ids(4))]))
+
+
+def test_hosts_that_read_shards_of_others_are_told(tmp_path: Path) -> None:
+    write_tokens_of(tmp_path / "data", [12, 12])
+    store = fsspec.filesystem("memory")
+    for path in (tmp_path / "data").iterdir():
+        store.pipe(f"/{tmp_path.name}/{path.name}", path.read_bytes())
+    remote, hosts = f"memory://{tmp_path.name}", Replicas((0, 1, 2), 0)
+    loader = ShardedLoader(remote, config=DataConfig(batch_size=2, lanes=4))
+    loader.place(hosts)
+    with pytest.warns(UserWarning, match=r"write data\.lanes=6"):
+        assert len(loader) == 4
+    for data, lanes in ((remote, 6), (tmp_path / "data", 4)):
+        loader = ShardedLoader(data, config=DataConfig(batch_size=2, lanes=lanes))
+        loader.place(hosts)
+        assert len(loader) == 4
+    store.rm(f"/{tmp_path.name}", recursive=True)
