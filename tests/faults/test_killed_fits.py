@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import random
 import select
@@ -170,8 +171,8 @@ def _killed_fit(folder: Path, world_size: int, kill: Kill) -> list[int]:
     began, begin = os.pipe()
     port = free_port()
     pids = [
-        _forked(lambda rank=rank: _run_rank(folder, rank, world_size, port, begin, kill)) for rank in range(world_size)
-    ]  # type: ignore[misc]
+        _forked(functools.partial(_run_rank, folder, rank, world_size, port, begin, kill)) for rank in range(world_size)
+    ]
     os.close(begin)
     try:
         if kill.after_s is not None:
