@@ -154,7 +154,7 @@ def summary(rounds: dict[str, list[Times]]) -> dict[str, Any]:
             spread = {"median": statistics.median(found), "least": min(found), "most": max(found)}
             targets.append({**target._asdict(), **spread})
     return {
-        "medians": {arm: {key: median(runs, key) for key in KEYS} for arm, runs in rounds.items()},
+        "medians": {arm: {key: median(runs, key) for key in (*KEYS, "others")} for arm, runs in rounds.items()},
         "ratios": targets,
     }
 
