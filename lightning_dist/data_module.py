@@ -61,7 +61,7 @@ class ShardedDataModule(pl.LightningDataModule):
             self._eval_config = replace(self.config, batch_size=eval_batch_size)
         self._loaders = OpenLoaders()
         if val is None and type(self).val_dataloader is ShardedDataModule.val_dataloader:
-            self.val_dataloader = None  # type: ignore[assignment]  # to Lightning, as if there were no such hook
+            self.val_dataloader = None  # type: ignore[method-assign, assignment]  # to Lightning, as if there were no such hook
 
     def train_dataloader(self) -> Any:
         """Of training samples."""

@@ -127,7 +127,7 @@ def _count_anew(loop: _FitLoop, loaders: list[ShardedLoader]) -> bool:
     """Tell Lightning how many batches of the epoch are done, and loaders if it is over; whether it is."""
     progress: Any = loop.epoch_loop.batch_progress
     leading = [loader for loader in loaders if len(loader) >= loop.max_batches]  # the epoch ends with these
-    is_over = progress.is_last_batch or (bool(leading) and leading[0].done >= loop.max_batches)
+    is_over = bool(progress.is_last_batch or (leading and leading[0].done >= loop.max_batches))
     if leading or is_over:
         done: Any = loop.max_batches if is_over else leading[0].done
         if done == float("inf"):

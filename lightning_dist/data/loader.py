@@ -239,7 +239,8 @@ class ShardedLoader:
 
         Nothing is read, and no place taken, before the first batch is asked for.
         """
-        iteration, running, is_over = object(), None, False
+        running: Running | None = None
+        iteration, is_over = object(), False
         try:
             steps, before = self.share.steps, self.position
             self._position, self._iteration = self._begun(), iteration

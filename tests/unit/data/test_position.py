@@ -145,7 +145,7 @@ def test_the_same_data_are_taken() -> None:
         ({"lanes": 12}, "- order: lanes was 24, is 12"),
         (
             {"shuffle_block": 8, "shuffle": False},
-            "- order: shuffle_block was 4096, is 8\n- order: shuffle was True, is False",
+            "- order: shuffle_block was 1024, is 8\n- order: shuffle was True, is False",
         ),
     ],
 )
