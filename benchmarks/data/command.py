@@ -23,7 +23,7 @@ from benchmarks.record import RESULTS, commit, today
 
 def _waiting(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     data = DataSets(folder / "waiting", num_samples=(64 << 20) // SAMPLE_BYTES, chunk_bytes=waiting.CHUNK_BYTES)
-    return waiting.run_waiting(data, rounds=rounds, steps=30, say=say)
+    return waiting.run_waiting(data, rounds=rounds, steps=18, say=say)
 
 
 def _startup(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
