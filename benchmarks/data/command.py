@@ -21,16 +21,16 @@ from benchmarks.data.scenarios import SCENARIOS, DataSets, run_scenario
 from benchmarks.record import RESULTS, commit, today
 
 
-def _waiting(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _waiting(folder: Path, arms: Sequence[str], rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     data = DataSets(folder / "waiting", num_samples=(64 << 20) // SAMPLE_BYTES, chunk_bytes=waiting.CHUNK_BYTES)
-    return waiting.run_waiting(data, rounds=rounds, steps=30, say=say)
+    return waiting.run_waiting(data, arms=arms, rounds=rounds, steps=16, say=say)
 
 
-def _startup(folder: Path, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _startup(folder: Path, arms: Sequence[str], rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
     return startup.run_startup(folder / "holes", rounds=rounds, say=say)
 
 
-OTHERS: dict[str, Callable[[Path, int, Callable[[str], None]], dict[str, Any]]] = {
+OTHERS: dict[str, Callable[[Path, Sequence[str], int, Callable[[str], None]], dict[str, Any]]] = {
     "waiting": _waiting,
     "startup": _startup,
 }
@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in arguments.scenario:
             console.print(name)
             if name in OTHERS:
-                result = OTHERS[name](Path(folder), arguments.rounds, console.print)
+                result = OTHERS[name](
+                    Path(folder), arguments.arms or list(waiting.WORKERS), arguments.rounds, console.print
+                )
             else:
                 scenario = SCENARIOS[name]
                 if arguments.arms:

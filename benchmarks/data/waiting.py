@@ -101,7 +101,7 @@ def train(context: RankContext, url: str, cache: str, workers: int, steps: int) 
     quiet()
     model = GPTConfig()
     config = DataConfig(
-        batch_size=BATCH_SIZE, workers=workers, lanes=LANES, shuffle_block=64, cache_dir=f"{cache}/{context.host}"
+        batch_size=BATCH_SIZE, workers=workers, lanes=LANES, shuffle_block=1, cache_dir=f"{cache}/{context.host}"
     )
     strategy = HierDistStrategy(sync={"timeout_s": 120.0})
     loader = ShardedLoader(
@@ -126,10 +126,12 @@ class _Places(pl.Callback):
         trainer.strategy.process_dataloader(self._loader)
 
 
-def run_waiting(data: DataSets, *, rounds: int, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
+def run_waiting(
+    data: DataSets, *, arms: Sequence[str], rounds: int, steps: int, say: Callable[[str], None]
+) -> dict[str, Any]:
     """All rounds: seconds a step, and the part of it that was waited, with each number of workers."""
     folder, _ = data.get("hierdist")
-    seen: dict[str, list[dict[str, float]]] = {arm: [] for arm in WORKERS}
+    seen: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
     with ExitStack() as stack:
         cluster = stack.enter_context(NamespaceCluster(len(PLACEMENT) + 1))
         pool = stack.enter_context(cluster.pool(PLACEMENT))
@@ -143,7 +145,8 @@ def run_waiting(data: DataSets, *, rounds: int, steps: int, say: Callable[[str],
             return summary(ranks)
 
         for number in range(rounds):
-            for arm, workers in WORKERS.items():
+            for arm in arms:
+                workers = WORKERS[arm]
                 cluster[STORE_HOST].set_rate(None)
                 local = run(str(folder), workers)
                 needed = sum(map(len, PLACEMENT.values())) * BATCH_SIZE * 4 * SEQ_LEN / local["step_s"]
