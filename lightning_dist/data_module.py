@@ -109,6 +109,7 @@ class ShardedDataModule(pl.LightningDataModule):
         if trainer is not None:
             part = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
             loader.place(of_nodes(part["num_replicas"], part["rank"], trainer.num_nodes))
+            loader.set_epoch(trainer.current_epoch)
             attach(trainer)
         self._loaders.add(loader)
         return loader

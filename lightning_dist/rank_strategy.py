@@ -164,9 +164,11 @@ class RankStrategy(ParallelStrategy):
             self._agreement = build.open_agreement(self._run)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Tell a loader of streamed data who reads."""
+        """Tell a loader of streamed data who reads, and in which epoch training is."""
         if isinstance(dataloader, ShardedLoader) and self._run is not None:
             dataloader.place(build.replicas_of(self._run, self.parallel_config), self.events)
+            if self.lightning_module is not None:
+                dataloader.set_epoch(self.lightning_module.trainer.current_epoch)
             self._placed.add(dataloader)
         return dataloader
 
@@ -199,9 +201,14 @@ class RankStrategy(ParallelStrategy):
             return super().all_gather(tensor, group=group, sync_grads=sync_grads)
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        """Combine a tensor of every rank that reads other data; what is no tensor is returned as it is."""
+        """Combine a tensor of every rank that reads other data; what is no tensor is returned as it is.
+
+        The mean of whole numbers has a fraction: Lightning divides a sum by the mean number of samples.
+        """
         if not isinstance(tensor, torch.Tensor):
             return tensor
+        if _is_mean(reduce_op) and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = tensor.to(torch.float32)
         group = self._data_group if group is None else group
         with self._operation("reduce"):
             return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
@@ -225,3 +232,7 @@ class RankStrategy(ParallelStrategy):
     def _data_group(self) -> dist.ProcessGroup | None:
         """The ranks whose values a reduction counts; ``None``: all, since each reads other data."""
         return None
+
+
+def _is_mean(reduce_op: Any) -> bool:
+    return reduce_op is not None and str(reduce_op).lower() in ("mean", "avg")

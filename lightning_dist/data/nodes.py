@@ -8,6 +8,7 @@ Note [Why processes are a DataLoader's]
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -165,4 +166,10 @@ def _by_processes(
         timeout=timeout_s,
         generator=torch.Generator(),  # else it draws from that of training
     )
-    return iter(loader)
+    # A forked process inherits the garbage of this one, and dies if it collects what only a thread can end: process
+    # groups of Gloo. What is frozen is never collected there.
+    gc.freeze()
+    try:
+        return iter(loader)
+    finally:
+        gc.unfreeze()
