@@ -23,7 +23,7 @@ from lightning_dist.checkpoint.retention import Candidate, Keep, to_delete
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.checkpoint.whole import export_sharded_safetensors, export_sharded_torch
 from lightning_dist.cli.command import Command
-from lightning_dist.errors import CheckpointError, ConfigError
+from lightning_dist.errors import CheckpointError, ConfigError, ForeignCheckpointError
 from lightning_dist.modes import whole_checkpoints
 
 _TORCH_ENDINGS = (".ckpt", ".pt", ".pth")
@@ -143,7 +143,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     read = {entry.name: who for entry in found if (who := leases.readers(entry.folder))}
     names = to_delete([_candidate(entry, arguments.monitor) for entry in whole], keep, in_use=read)
     if arguments.torn:
-        names += [entry.name for entry in found if entry.problem is not None and entry.name not in read]
+        names += [entry.name for entry in found if _is_torn(entry.problem) and entry.name not in read]
     for name in names:
         if not arguments.dry_run:
             leases.forget(root.child(name))
@@ -154,6 +154,11 @@ def _prune(arguments: argparse.Namespace) -> int:
     left = len(found) - len(names)
     print(f"{len(names)} of {len(found)}, {left} left")
     return 0
+
+
+def _is_torn(problem: CheckpointError | None) -> bool:
+    """Whether nobody can use it; another release can use one of another version."""
+    return problem is not None and not isinstance(problem, ForeignCheckpointError)
 
 
 def _keepers(arguments: argparse.Namespace) -> int:

@@ -89,6 +89,7 @@ def save(
     optimizers: list[torch.optim.Optimizer],
     storage_options: Mapping[str, Any] | None = None,
     at_once: bool = False,
+    named: str | None = None,
 ) -> build.SaveStarted:
     """Begin to write a checkpoint; every rank calls it.
 
@@ -100,9 +101,11 @@ def save(
         optimizers: All of the fit; the checkpoint may have their states.
         storage_options: For fsspec.
         at_once: Write it to its end.
+        named: The path that it will have, if that is another.
     """
     start_ns = mode.setting.run.events.clock_ns()
     rest = dict(checkpoint)
+    is_for_resuming = "optimizer_states" in rest  # not with save_weights_only
     held = mode.held_state()
     tensors = list(_named(MODEL, held.of_model(rest.get("state_dict", {}))))
     others = {name: value for name, value in rest.pop("state_dict", {}).items() if not isinstance(value, Tensor)}
@@ -127,7 +130,16 @@ def save(
         "lightning": rest.get("pytorch-lightning_version"),
     }
     folder = open_folder(path, storage_options=storage_options)
-    return saver.save(folder, tensors, objects, record, optimizers=optimizers, since_ns=start_ns, at_once=at_once)
+    return saver.save(
+        folder,
+        tensors,
+        objects,
+        record,
+        optimizers=optimizers,
+        kept_as=(named or path) if is_for_resuming else None,
+        since_ns=start_ns,
+        at_once=at_once,
+    )
 
 
 def save_at_once(
@@ -148,7 +160,7 @@ def save_at_once(
         return
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name.replace('hpc_ckpt_', 'hpc-')}.unfinished")
-    save(path=aside, at_once=True)
+    save(path=aside, at_once=True, named=path)
     if moves and not saver.has_failed:
         os.replace(aside, path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from lightning_dist.cli import main
 from tests.support.saves import every_type, same, save_by_ranks
 
 
-def make(path: Path, *, step: int = 1, value: float = 1.0, ranks: int = 2, loss: float = 0.5) -> None:
+def make(path: Path, *, step: int = 1, value: float = 1.0, ranks: int = 2, loss: float = 0.5) -> Path:
     weight = torch.full((30, 4), value)
     state = {"model.weight": weight, "model.tied": weight, "model.bias": torch.arange(4), "loops": {"step": step}}
     record = {"step": step, "loss": loss, "world_size": ranks}
     save_by_ranks([{**state}] * ranks, open_folder(path), record=record, created_s=float(step))
+    return path
 
 
 def test_ls_and_show_say_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,13 +75,15 @@ def test_prune_keeps_what_is_asked_for_and_what_is_read(tmp_path: Path, capsys: 
         make(tmp_path / f"s{step}", step=step, loss=loss)
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / manifest_file(next_save_id([], now_s=1.0, token=2))).write_bytes(b"{}")
+    marker = make(tmp_path / "foreign", step=0, loss=1.0) / "COMMITTED"
+    marker.write_text(json.dumps({**json.loads(marker.read_bytes()), "version": 1}))
     root, keep = str(tmp_path), ["--keep-best", "1", "--monitor", "loss"]
     assert main(["checkpoint", "prune", root, *keep, "--dry-run"]) == 0
     assert "would delete" in capsys.readouterr().out
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 6
     with leases.leased(open_folder(tmp_path / "s2"), host="reader"):
         assert main(["checkpoint", "prune", root, *keep, "--torn"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s1", "s2", "s4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "s1", "s2", "s4"]
     assert "read by reader" in capsys.readouterr().out
     assert main(["checkpoint", "prune", root, "--keep-best", "1"]) == 2
     assert main(["checkpoint", "prune", root, "--keep-last", "0"]) == 2
