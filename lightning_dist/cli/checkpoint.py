@@ -113,7 +113,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         _print(tables.of_folder(found, folder.url))
         return int(any(entry.problem is not None for entry in found))
     try:
-        checkpoint = catalog.open_checkpoint(folder, full=full)
+        with leases.leased(catalog.open_checkpoint(folder).folder):
+            checkpoint = catalog.open_checkpoint(folder, full=full)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 1
@@ -125,7 +126,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _diff(arguments: argparse.Namespace) -> int:
     first = catalog.open_checkpoint(_folder(arguments.first, arguments))
     second = catalog.open_checkpoint(_folder(arguments.second, arguments))
-    differences = compare(first, second, values=not arguments.no_values)
+    with leases.leased(first.folder), leases.leased(second.folder):
+        differences = compare(first, second, values=not arguments.no_values)
     if differences:
         _print(tables.of_differences(differences))
         return 1
@@ -202,11 +204,12 @@ def _export(arguments: argparse.Namespace) -> int:
         exported = export_safetensors(Path(checkpoint), output, prefix=prefix)
     else:
         opened = catalog.open_checkpoint(_folder(checkpoint, arguments))
-        if is_torch and not prefix:
-            exported = whole_checkpoints.export(opened, output, weights_only=arguments.weights_only)
-        else:
-            export = export_sharded_torch if is_torch else export_sharded_safetensors
-            exported = export(opened, output, prefix=prefix)
+        with leases.leased(opened.folder):
+            if is_torch and not prefix:
+                exported = whole_checkpoints.export(opened, output, weights_only=arguments.weights_only)
+            else:
+                export = export_sharded_torch if is_torch else export_sharded_safetensors
+                exported = export(opened, output, prefix=prefix)
     Console().print(_exported(exported, output))
     return 0
 

@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 
 from lightning_dist.checkpoint import leases
 from lightning_dist.checkpoint.export import load_safetensors
+from lightning_dist.checkpoint.local_disk import LocalFolder
 from lightning_dist.checkpoint.save_ids import manifest_file, next_save_id
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.cli import main
+from lightning_dist.errors import StorageError
 from tests.support.saves import every_type, same, save_by_ranks
 
 
@@ -106,3 +108,32 @@ def test_export_writes_one_file(tmp_path: Path, ending: str) -> None:
     assert [name for name, value in state.items() if not same(loaded[name.removeprefix("net.")], value)] == []
     assert loaded["tied"].data_ptr() == loaded["float32"].data_ptr()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", output.name]
+
+
+def test_commands_say_that_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "s1")
+    unleased: list[str] = []
+    read_into = LocalFolder.read_into
+
+    def read(self: LocalFolder, name: str, start: int, target: memoryview) -> None:
+        if not leases.readers(self):
+            unleased.append(name)
+        read_into(self, name, start, target)
+
+    monkeypatch.setattr(LocalFolder, "read_into", read)
+    assert main(["checkpoint", "verify", str(path)]) == 0
+    assert main(["checkpoint", "diff", str(path), str(path)]) == 0
+    assert main(["checkpoint", "export", str(path), str(tmp_path / "a.safetensors")]) == 0
+    assert main(["checkpoint", "export", str(path), str(tmp_path / "a.ckpt"), "--prefix", "model."]) == 0
+    assert unleased == []
+    assert not list(path.glob("READING-*"))
+
+
+def test_a_folder_that_may_not_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "s1")
+
+    def refuse(self: LocalFolder, name: str, buffers: object) -> None:
+        raise StorageError(f"cannot write {name}: no credentials")
+
+    monkeypatch.setattr(LocalFolder, "write", refuse)
+    assert main(["checkpoint", "verify", str(path)]) == 0
