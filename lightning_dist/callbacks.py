@@ -38,7 +38,6 @@ from lightning_dist.planning.save_interval import Measured, SavePace
 from lightning_dist.state_strategy import StateStrategy
 from lightning_dist.strategy import HierDistStrategy
 
-
 _KNOWN = (
     "best_k_models",
     "best_model_path",

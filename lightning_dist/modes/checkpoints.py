@@ -279,7 +279,12 @@ def _leased(folder: Folder, rank: int, stored_at: str | None) -> AbstractContext
 
 
 def load_optimizers(
-    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], rank: int, *, relay: HostRelay | None = None
+    opened: Opened,
+    held: HeldState,
+    optimizers: list[torch.optim.Optimizer],
+    rank: int,
+    *,
+    relay: HostRelay | None = None,
 ) -> None:
     """Read the states of optimizers, and set this rank's random state; every rank calls it.
 

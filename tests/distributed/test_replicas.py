@@ -160,9 +160,9 @@ class SaveMore(SaveEachEpoch):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.save_checkpoint(f"{self.folder}/whole.ckpt")
         trainer.save_checkpoint(f"{self.folder}/weights.ckpt", weights_only=True)
-        with pytest.warns(UserWarning, match=r"else/whole.ckpt is not kept in memory") if trainer.global_step == 2 else (
-            contextlib.nullcontext()
-        ):
+        with contextlib.ExitStack() as said:
+            if trainer.global_step == 2:  # once
+                said.enter_context(pytest.warns(UserWarning, match=r"else/whole.ckpt is not kept in memory"))
             trainer.save_checkpoint(f"{self.folder}/else/whole.ckpt", weights_only=True)
             trainer.save_checkpoint(f"{self.folder}/else/whole.ckpt")
         trainer.strategy._saver.finish()
@@ -180,14 +180,14 @@ class SavePreempted(SaveEachEpoch):
 
 
 def train_and_save_more(context: RankContext, folder: str) -> None:
+    trainer = _trainer(context, "zero2", REPLICA, 3, SaveMore(folder, fails_at=4))
     with pytest.raises(Interrupted):
-        trainer = _trainer(context, "zero2", REPLICA, 3, SaveMore(folder, fails_at=4))
         trainer.fit(StageLearner(StageCase(optimizer="adamw")))
 
 
 def train_and_be_preempted(context: RankContext, folder: str) -> None:
+    trainer = _trainer(context, "zero2", REPLICA, 3, SavePreempted(folder))
     with pytest.raises(Interrupted):
-        trainer = _trainer(context, "zero2", REPLICA, 3, SavePreempted(folder))
         trainer.fit(StageLearner(StageCase(optimizer="adamw")))
 
 
