@@ -166,13 +166,16 @@ def test_it_goes_on_from_a_sharded_checkpoint_under_any_other(
     assert re.search(r"steps\s*│\s*5 ", more)
 
 
+IN_S3 = sampled({name: (override,) for name, override in PARALLEL.items()}, always=["zero2"])
+
+
 def make_bucket(context: RankContext) -> None:
     import s3fs
 
     s3fs.S3FileSystem().mkdir("runs")
 
 
-@pytest.mark.parametrize(("parallel",), sampled({name: (each,) for name, each in PARALLEL.items()}, always=["zero2"]))
+@pytest.mark.parametrize("parallel", IN_S3)
 def test_it_saves_to_s3_and_goes_on_from_there(ranks: RankPool, tmp_path: Path, parallel: str) -> None:
     pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'lightning-dist[s3]'")
     pytest.importorskip("moto", reason="moto, the S3 server of these tests, is not installed")
