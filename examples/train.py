@@ -101,7 +101,7 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
         pace = {"every": "auto", "mtbf_h": keep.mtbf_h} if is_auto else {"every_n_train_steps": keep.every_n_steps}
         callbacks.append(
             kind(
-                folder / "checkpoints",
+                keep.folder or folder / "checkpoints",
                 **pace,
                 save_top_k=keep.save_top_k,
                 save_last=keep.save_last,
@@ -130,7 +130,11 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
 
 def train(run: RunConfig, folder: Path) -> None:
     """One run: train, then show what came out."""
-    if run.ckpt_path not in (None, "last", "best") and not Path(run.ckpt_path).exists():
+    if (
+        run.ckpt_path not in (None, "last", "best", "hpc")
+        and "://" not in run.ckpt_path
+        and not (Path(run.ckpt_path).exists())
+    ):
         raise ConfigError(f"ckpt_path={run.ckpt_path} does not exist")
     pl.seed_everything(run.seed, workers=True, verbose=False)
     data: ExampleData | StreamedText

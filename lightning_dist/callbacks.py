@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 from weakref import proxy
@@ -15,6 +17,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
 from lightning_dist import build
 from lightning_dist.config import (
@@ -34,6 +37,17 @@ from lightning_dist.parallel.pipeline.picture import draw
 from lightning_dist.planning.save_interval import Measured, SavePace
 from lightning_dist.state_strategy import StateStrategy
 from lightning_dist.strategy import HierDistStrategy
+
+_KNOWN = (
+    "best_k_models",
+    "best_model_path",
+    "best_model_score",
+    "current_score",
+    "kth_best_model_path",
+    "kth_value",
+    "last_model_path",
+    "_last_checkpoint_saved",
+)  # what ModelCheckpoint knows of the checkpoints that there are
 
 
 class PipelinePicture(pl.Callback):
@@ -241,6 +255,24 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         folders = {path if is_local else marker for path, marker in markers.items() if marker is not None}
         return folders | (paths - set(markers))
 
+    def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        with self._forgetting_skipped(trainer):
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+    def _save_last_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        with self._forgetting_skipped(trainer):
+            super()._save_last_checkpoint(trainer, monitor_candidates)
+
+    @contextlib.contextmanager
+    def _forgetting_skipped(self, trainer: pl.Trainer) -> Iterator[None]:
+        """Inside, a checkpoint that is skipped takes no other's place: neither among the best, nor as the last."""
+        known = {name: copy(value) for name, value in vars(self).items() if name in _KNOWN}
+        saver = self._saver_of(trainer)
+        before = None if saver is None else saver.last_started
+        yield
+        if saver is not None and saver.last_started is not before and saver.has_skipped:
+            vars(self).update(known)
+
     def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         if self._saver is None or self._mode is None:
             super()._save_checkpoint(trainer, filepath)
@@ -262,12 +294,14 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
     def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
         if self._saver is None:
             super()._remove_checkpoint(trainer, filepath)
-        elif trainer.is_global_zero:
+        elif trainer.is_global_zero and not self._saver.has_skipped:
             self._saver.once_committed(functools.partial(checkpoints.remove, filepath))
 
     def _link_checkpoint(self, trainer: pl.Trainer, filepath: str, linkpath: str) -> None:  # type: ignore[override]  # it is static there, and called on the instance
         saver = self._saver_of(trainer)
         if not trainer.is_global_zero or os.path.abspath(filepath) == os.path.abspath(linkpath):
+            return
+        if saver is not None and saver.has_skipped:
             return
         move = functools.partial(_link, filepath, linkpath)
         move() if saver is None else saver.once_committed(move, first=True)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_dist import build
 from lightning_dist.checkpoint import sharded
@@ -111,7 +111,7 @@ class StateStrategy(RankStrategy):
             assert self._mode is not None
             optimizers = [unwrapped(each) for each in self.optimizers]
             with self._naming_failures("loading a checkpoint"), self._reading_with_host() as relay:
-                checkpoints.load_optimizers(opened, self._mode.held_state(), optimizers, relay=relay)
+                checkpoints.load_optimizers(opened, self._mode.held_state(), optimizers, self.global_rank, relay=relay)
             return
         if self._mode is not None:
             states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
@@ -215,6 +215,9 @@ class StateStrategy(RankStrategy):
         if not checkpoints.is_sharded(path):
             super().remove_checkpoint(filepath)
         elif self.is_global_zero and self._saver is not None:
+            if self._saver.has_skipped:
+                rank_zero_warn(f"{path} stays, since the checkpoint that was to replace it has been skipped")
+                return
             self._saver.once_committed(functools.partial(checkpoints.remove, path))
         elif self.is_global_zero:
             checkpoints.remove(path)

@@ -154,6 +154,7 @@ class CheckpointSaver:
         record: Mapping[str, Any],
         *,
         optimizers: Iterable[Optimizer],
+        kept_as: str | None = None,
         since_ns: int | None = None,
         at_once: bool = False,
     ) -> SaveStarted:
@@ -166,6 +167,7 @@ class CheckpointSaver:
             objects: By names that differ between ranks where the objects do.
             record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; rank 0's counts.
             optimizers: All that change the tensors.
+            kept_as: The path that a run goes on from, for the copy in memory; without it there is none.
             since_ns: When the caller began to be held, by the clock of events; now, if not given.
             at_once: End it, too, and do not skip it.
 
@@ -189,7 +191,7 @@ class CheckpointSaver:
         copied = self._copied(tensors)
         copied.state.update(objects)
         events.span(COPY, copied_ns, size_bytes=copied.size_bytes - copied.late_bytes)
-        mirror = self._mirror_of(folder)
+        mirror = self._mirror_of(folder, kept_as)
         self._writing = self._newest = Bounded(
             lambda: self._write(folder, mirror, copied, record), name="hierdist-checkpoint"
         )
@@ -276,6 +278,11 @@ class CheckpointSaver:
     def has_failed(self) -> bool:
         """Whether the newest that has ended could not be written."""
         return self._has_failed
+
+    @property
+    def has_skipped(self) -> bool:
+        """Whether the newest that was asked for was skipped; none that it was to replace may go then."""
+        return self.last_started is not None and self.last_started.is_skipped
 
     def end_memory(self) -> None:
         """At the end of a training that went well: storage has the last checkpoint, and memory is needed no more."""
@@ -369,14 +376,18 @@ class CheckpointSaver:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
         return _Copied(state, sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late))
 
-    def _mirror_of(self, folder: Folder) -> Mirror | None:
+    def _mirror_of(self, folder: Folder, kept_as: str | None) -> Mirror | None:
+        is_kept = self._config.replica != "off"
+        if is_kept and kept_as is None:
+            return None
+        path = folder.url if kept_as is None else kept_as
         if not self._has_saved:
             self._has_saved = True
-            if self._config.replica != "off":
-                self._replicas = open_replicas(self._run, self._config, folder.url)
+            if is_kept:
+                self._replicas = open_replicas(self._run, self._config, path)
             if self._replicas is None:
-                end_keeper(self._run, folder.url)
-        return self._replicas.mirrored(folder) if self._replicas is not None else None
+                end_keeper(self._run, path)
+        return self._replicas.mirrored(folder, path) if self._replicas is not None else None
 
     def _write(self, folder: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run

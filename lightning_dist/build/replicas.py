@@ -58,13 +58,18 @@ class Replicas:
 
     Args:
         keepers: To write to.
+        job: The folder whose checkpoints they hold.
         is_first: Whether this is the first rank of its host.
         bytes_per_s: What it sends to its buddy, at most.
         events: Where the memory used is said.
     """
 
-    def __init__(self, keepers: Keepers, *, is_first: bool, bytes_per_s: float | None, events: EventStream) -> None:
+    def __init__(
+        self, keepers: Keepers, job: str, *, is_first: bool, bytes_per_s: float | None, events: EventStream
+    ) -> None:
         self._keepers = keepers
+        self._job = job
+        self._has_left_out = False
         self._own = keepers.all[0]
         self._is_first = is_first
         self._rate = RateLimit(bytes_per_s)
@@ -74,10 +79,28 @@ class Replicas:
         self._presence = attached(self._own)
         self._saves = 0
 
-    def mirrored(self, storage: Folder) -> Mirror:
-        """A folder that is written to memory, too; every rank calls it for each save."""
+    def mirrored(self, storage: Folder, path: str) -> Mirror | None:
+        """A folder that is written to memory, too; every rank calls it for each save.
+
+        Args:
+            storage: Of the checkpoint.
+            path: That a run goes on from.
+
+        Returns:
+            ``None`` for one that is beside others than the first: it could not be told from one of its name there.
+        """
+        job, own_name = split_path(path)
+        if job != self._job:
+            if not self._has_left_out:
+                self._has_left_out = True
+                warnings.warn(
+                    f"{path} is not kept in memory, nor are others in its folder: a run keeps those of one folder, "
+                    f"here {self._job}",
+                    stacklevel=4,
+                )
+            return None
         self._saves += 1
-        name = f"{split_path(storage.url)[1]}@{self._keepers.token}-{self._saves}"
+        name = f"{own_name}@{self._keepers.token}-{self._saves}"
         return Mirror(MirroredFolder(storage, KeptFolder(self._keepers.all, name)), name)
 
     def spread(self, mirror: Mirror) -> None:
@@ -139,7 +162,13 @@ def open_replicas(run: RunContext, config: CheckpointConfig, path: str) -> Repli
     keepers = meet(run, config, path, start=True)
     if keepers is None:
         return None
-    return Replicas(keepers, is_first=is_first_of_host(run), bytes_per_s=config.replica_bytes_per_s, events=run.events)
+    return Replicas(
+        keepers,
+        split_path(path)[0],
+        is_first=is_first_of_host(run),
+        bytes_per_s=config.replica_bytes_per_s,
+        events=run.events,
+    )
 
 
 def find_kept(run: RunContext, config: CheckpointConfig, path: str) -> Kept | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,29 +21,28 @@ _PREFIX = "READING-"
 
 @contextlib.contextmanager
 def leased(
-    folder: Folder, *, host: str, duration_s: float = 3600.0, clock: Callable[[], float] = time.time
+    folder: Folder,
+    *,
+    host: str | None = None,
+    duration_s: float = 3600.0,
+    clock: Callable[[], float] = time.time,
 ) -> Iterator[None]:
     """Hold a lease on a checkpoint.
 
     Args:
-        folder: Of the checkpoint. Where it may not be written, there is no lease, and none is needed against us.
-        host: Of the reader.
+        folder: Of the checkpoint. Where storage takes no file there is no lease: reading does not fail for want of it.
+        host: Of the reader; this one by its own name, if not given.
         duration_s: After this the lease counts no more, in seconds.
         clock: Seconds since 1970.
     """
     name = f"{_PREFIX}{uuid.uuid4().hex[:12]}"
-    body = {"host": host, "pid": os.getpid(), "until_s": clock() + duration_s}
-    held = True
-    try:
+    body = {"host": host or socket.gethostname(), "pid": os.getpid(), "until_s": clock() + duration_s}
+    with contextlib.suppress(StorageError):
         folder.write(name, [json.dumps(body).encode()])
-    except StorageError as error:
-        if not isinstance(error.__cause__, OSError):
-            raise
-        held = False
     try:
         yield
     finally:
-        if held:
+        with contextlib.suppress(StorageError):  # it ends by itself
             folder.remove(name)
 
 

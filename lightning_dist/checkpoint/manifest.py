@@ -20,7 +20,8 @@ from lightning_dist.checkpoint.save_ids import is_manifest, is_save_id
 from lightning_dist.errors import CheckpointError, DamagedCheckpointError, ForeignCheckpointError
 
 FORMAT = "lightning_dist.checkpoint"
-VERSION = 1
+VERSION = 2
+"""1 had a manifest of one name for all saves, and a marker that did not say which save it is of."""
 _TABLES = ("files", "objects", "tensors")
 MARKER_FILE = "COMMITTED"
 

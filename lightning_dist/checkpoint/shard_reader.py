@@ -67,6 +67,12 @@ class ShardReader(StorageReader):
         self._threads = threads
         self._failure: CheckpointError | None = None
 
+    @property
+    def save_id(self) -> str:
+        """Of the save that is read, once its manifest has been."""
+        assert self._manifest is not None
+        return self._manifest.save_id
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new load begins, of the folder that was given."""
         if checkpoint_id is not None:

@@ -106,7 +106,7 @@ def load(
         return planner.create_local_plan()
 
     what = f"loading {folder.url}"
-    own = _alike(what, plan, group)
+    own = _alike(what, plan, group, identity=lambda plan: reader.save_id)
     _alike(what, lambda: reader.read_data(own, planner).wait(), group)
 
 
@@ -150,8 +150,21 @@ class _Failure(NamedTuple):
     text: str
 
 
-def _alike(what: str, call: Callable[[], _T], group: dist.ProcessGroup | None) -> _T:
-    """Call on all ranks; if it fails on any, all raise the same. A rank that is lost is raised at once."""
+def _alike(
+    what: str,
+    call: Callable[[], _T],
+    group: dist.ProcessGroup | None,
+    *,
+    identity: Callable[[_T], str] = lambda result: "",
+) -> _T:
+    """Call on all ranks; if it fails on any, all raise the same. A rank that is lost is raised at once.
+
+    Args:
+        what: For messages.
+        call: What to do.
+        group: The ranks.
+        identity: Of a result, the id of a save; it must be alike on all ranks.
+    """
     results: list[_T] = []
     cause: Exception | None = None
     try:
@@ -160,15 +173,26 @@ def _alike(what: str, call: Callable[[], _T], group: dist.ProcessGroup | None) -
         raise
     except Exception as error:
         cause = error
-    own = None if cause is None else _failure_of(cause)
-    said: list[_Failure | None] = [own]
+    own = identity(results[0]) if cause is None else _failure_of(cause)
+    said: list[str | _Failure | None] = [own]
     if dist.is_available() and dist.is_initialized():
         said = [None] * dist.get_world_size(group)
         dist.all_gather_object(said, own, group=group)
-    failures = {rank: failure for rank, failure in enumerate(said) if failure is not None}
+    failures = {rank: failure for rank, failure in enumerate(said) if isinstance(failure, _Failure)}
     if failures:
         raise _as_ours(what, failures) from cause
+    if len(set(said)) > 1:
+        seen = "; ".join(f"{_ranks(said, each)}: {each}" for each in sorted(set(map(str, said))))
+        raise CheckpointError(
+            f"{what}: ranks see the files of different saves there ({seen}). Was it saved over meanwhile, or do hosts "
+            "see different storage?"
+        )
     return results[0]
+
+
+def _ranks(said: Sequence[object], what: str) -> str:
+    found = [str(rank) for rank, each in enumerate(said) if each == what]
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(found)}"
 
 
 def _together(what: str, call: Callable[[bool], object]) -> None:

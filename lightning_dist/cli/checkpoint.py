@@ -23,7 +23,7 @@ from lightning_dist.checkpoint.retention import Candidate, Keep, to_delete
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.checkpoint.whole import export_sharded_safetensors, export_sharded_torch
 from lightning_dist.cli.command import Command
-from lightning_dist.errors import CheckpointError, ConfigError
+from lightning_dist.errors import CheckpointError, ConfigError, ForeignCheckpointError
 from lightning_dist.modes import whole_checkpoints
 
 _TORCH_ENDINGS = (".ckpt", ".pt", ".pth")
@@ -113,7 +113,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         _print(tables.of_folder(found, folder.url))
         return int(any(entry.problem is not None for entry in found))
     try:
-        checkpoint = catalog.open_checkpoint(folder, full=full)
+        with leases.leased(catalog.open_checkpoint(folder).folder):
+            checkpoint = catalog.open_checkpoint(folder, full=full)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 1
@@ -125,7 +126,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _diff(arguments: argparse.Namespace) -> int:
     first = catalog.open_checkpoint(_folder(arguments.first, arguments))
     second = catalog.open_checkpoint(_folder(arguments.second, arguments))
-    differences = compare(first, second, values=not arguments.no_values)
+    with leases.leased(first.folder), leases.leased(second.folder):
+        differences = compare(first, second, values=not arguments.no_values)
     if differences:
         _print(tables.of_differences(differences))
         return 1
@@ -143,7 +145,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     read = {entry.name: who for entry in found if (who := leases.readers(entry.folder))}
     names = to_delete([_candidate(entry, arguments.monitor) for entry in whole], keep, in_use=read)
     if arguments.torn:
-        names += [entry.name for entry in found if entry.problem is not None and entry.name not in read]
+        names += [entry.name for entry in found if _is_torn(entry.problem) and entry.name not in read]
     for name in names:
         if not arguments.dry_run:
             leases.forget(root.child(name))
@@ -154,6 +156,11 @@ def _prune(arguments: argparse.Namespace) -> int:
     left = len(found) - len(names)
     print(f"{len(names)} of {len(found)}, {left} left")
     return 0
+
+
+def _is_torn(problem: CheckpointError | None) -> bool:
+    """Whether nobody can use it; another release can use one of another version."""
+    return problem is not None and not isinstance(problem, ForeignCheckpointError)
 
 
 def _keepers(arguments: argparse.Namespace) -> int:
@@ -197,11 +204,12 @@ def _export(arguments: argparse.Namespace) -> int:
         exported = export_safetensors(Path(checkpoint), output, prefix=prefix)
     else:
         opened = catalog.open_checkpoint(_folder(checkpoint, arguments))
-        if is_torch and not prefix:
-            exported = whole_checkpoints.export(opened, output, weights_only=arguments.weights_only)
-        else:
-            export = export_sharded_torch if is_torch else export_sharded_safetensors
-            exported = export(opened, output, prefix=prefix)
+        with leases.leased(opened.folder):
+            if is_torch and not prefix:
+                exported = whole_checkpoints.export(opened, output, weights_only=arguments.weights_only)
+            else:
+                export = export_sharded_torch if is_torch else export_sharded_safetensors
+                exported = export(opened, output, prefix=prefix)
     Console().print(_exported(exported, output))
     return 0
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from torch import Tensor
 
 from lightning_dist import build
-from lightning_dist.checkpoint import catalog, sharded
+from lightning_dist.checkpoint import catalog, leases, sharded
 from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
@@ -89,6 +90,7 @@ def save(
     optimizers: list[torch.optim.Optimizer],
     storage_options: Mapping[str, Any] | None = None,
     at_once: bool = False,
+    named: str | None = None,
 ) -> build.SaveStarted:
     """Begin to write a checkpoint; every rank calls it.
 
@@ -100,9 +102,11 @@ def save(
         optimizers: All of the fit; the checkpoint may have their states.
         storage_options: For fsspec.
         at_once: Write it to its end.
+        named: The path that it will have, if that is another.
     """
     start_ns = mode.setting.run.events.clock_ns()
     rest = dict(checkpoint)
+    is_for_resuming = "optimizer_states" in rest  # not with save_weights_only
     held = mode.held_state()
     tensors = list(_named(MODEL, held.of_model(rest.get("state_dict", {}))))
     others = {name: value for name, value in rest.pop("state_dict", {}).items() if not isinstance(value, Tensor)}
@@ -127,7 +131,16 @@ def save(
         "lightning": rest.get("pytorch-lightning_version"),
     }
     folder = open_folder(path, storage_options=storage_options)
-    return saver.save(folder, tensors, objects, record, optimizers=optimizers, since_ns=start_ns, at_once=at_once)
+    return saver.save(
+        folder,
+        tensors,
+        objects,
+        record,
+        optimizers=optimizers,
+        kept_as=(named or path) if is_for_resuming else None,
+        since_ns=start_ns,
+        at_once=at_once,
+    )
 
 
 def save_at_once(
@@ -148,15 +161,23 @@ def save_at_once(
         return
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name.replace('hpc_ckpt_', 'hpc-')}.unfinished")
-    save(path=aside, at_once=True)
+    save(path=aside, at_once=True, named=path)
     if moves and not saver.has_failed:
         os.replace(aside, path)
 
 
 def remove(path: str) -> None:
-    """Remove a sharded checkpoint: its marker first."""
+    """Remove a sharded checkpoint, its marker first; not, and there is a warning, while somebody reads it."""
     parent, _, name = path.rstrip("/").rpartition("/")
-    catalog.delete(open_folder(parent or "."), name)
+    root = open_folder(parent or ".")
+    if read_by := leases.readers(root.child(name)):
+        warnings.warn(
+            f"{path} stays, since it is being read by {', '.join(read_by)}; hierdist checkpoint prune removes it later",
+            stacklevel=2,
+        )
+        return
+    leases.forget(root.child(name))
+    catalog.delete(root, name)
 
 
 def log_saved(trainer: pl.Trainer, saver: build.CheckpointSaver, logged: build.Saved | None) -> build.Saved | None:
@@ -238,7 +259,8 @@ def load(
     else:
         to_fill = [whole_to_fill(name, stored) for name, stored in weights.items()]
     state.update(_targets(MODEL, to_fill))
-    sharded.load(state, folder, manifest=manifest, relay=relay)
+    with _leased(folder, rank, stored_at):
+        sharded.load(state, folder, manifest=manifest, relay=relay)
     checkpoint: dict[str, Any] = state[REST]["checkpoint"]
     filled = {each.name: each.value() for each in to_fill}
     checkpoint["state_dict"] = {**tied(manifest, filled), **state[REST]["state_dict"]}
@@ -251,8 +273,18 @@ def load(
     return checkpoint
 
 
+def _leased(folder: Folder, rank: int, stored_at: str | None) -> AbstractContextManager[None]:
+    """Inside, nobody who looks removes a checkpoint in storage; one rank says so for all."""
+    return leases.leased(folder) if rank == 0 and stored_at is None else nullcontext()
+
+
 def load_optimizers(
-    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], *, relay: HostRelay | None = None
+    opened: Opened,
+    held: HeldState,
+    optimizers: list[torch.optim.Optimizer],
+    rank: int,
+    *,
+    relay: HostRelay | None = None,
 ) -> None:
     """Read the states of optimizers, and set this rank's random state; every rank calls it.
 
@@ -260,19 +292,20 @@ def load_optimizers(
         opened: As :func:`load` left it.
         held: Of the module.
         optimizers: Whose states are read.
+        rank: This process's global rank.
         relay: As for :func:`load`.
 
     Raises:
         StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
     """
     try:
-        _load_optimizers(opened, held, optimizers, relay)
+        _load_optimizers(opened, held, optimizers, rank, relay)
     except CheckpointError as error:  # the same on all ranks
         stored = None if isinstance(error, StateMismatchError) else _in_storage(opened, relay)
         if stored is None:
             raise
         warnings.warn(f"{opened.stored_at} is read from storage: {error}", stacklevel=2)
-        _load_optimizers(stored, held, optimizers, relay)
+        _load_optimizers(stored, held, optimizers, rank, relay)
 
 
 def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
@@ -286,7 +319,7 @@ def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
 
 
 def _load_optimizers(
-    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], relay: HostRelay | None
+    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], rank: int, relay: HostRelay | None
 ) -> None:
     manifest = opened.manifest
     for index, optimizer in enumerate(optimizers):
@@ -298,7 +331,8 @@ def _load_optimizers(
             )
         to_fill = list(held.optimizer_to_fill(optimizer, _stored(manifest, prefix)))
         state: dict[str, Any] = {**dict.fromkeys(names), **_targets(prefix, to_fill)}
-        sharded.load(state, opened.folder, manifest=manifest, relay=relay)
+        with _leased(opened.folder, rank, opened.stored_at):
+            sharded.load(state, opened.folder, manifest=manifest, relay=relay)
         number_of = held.names_held(optimizer)
         entries: dict[int, dict[str, Any]] = {}
         for name in names:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_dist.checkpoint import catalog, whole
+from lightning_dist.checkpoint import catalog, leases, whole
 from lightning_dist.checkpoint.archive import write_archive
 from lightning_dist.checkpoint.export import Exported
 from lightning_dist.checkpoint.manifest import Manifest
@@ -26,7 +26,8 @@ def load_whole(path: str, *, weights_only: bool = False) -> dict[str, Any]:
     """
     opened = catalog.open_checkpoint(open_folder(path))
     indices = [] if weights_only else optimizers_of(opened.manifest)
-    state = whole.read_all(opened, _names_of(opened.manifest, indices))
+    with leases.leased(opened.folder):
+        state = whole.read_all(opened, _names_of(opened.manifest, indices))
     return _dictionary_of(opened.manifest, state, indices)
 
 

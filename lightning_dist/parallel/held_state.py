@@ -111,7 +111,7 @@ class HeldState:
         for tensor, known in names.items():
             if self._counts(tensor):
                 value = state[known[0]]
-                steady = _counters(tensor) if _is_same(tensor, value) else ()
+                steady = _counters(tensor) if _is_stepped(tensor) and _is_same(tensor, value) else ()
                 yield from self._alike_or_first(self._held(tuple(known), tensor, value, steady), tensor)
         found = {name for known in names.values() for name in known}
         for name, value in state.items():
@@ -230,6 +230,11 @@ def _local(value: Tensor) -> Tensor:
 def _is_same(tensor: Tensor, value: Tensor) -> bool:
     """Whether the value in a state is a parameter itself, not what a hook has put there under its name."""
     return isinstance(tensor, nn.Parameter) and _local(tensor).data_ptr() == _local(value).data_ptr()
+
+
+def _is_stepped(tensor: Tensor) -> bool:
+    """Whether an optimizer's step changes it; who changes a frozen one (averages of weights) does so at any moment."""
+    return tensor.requires_grad
 
 
 def _counters(tensor: Tensor) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ class RunCheckpointConfig(CheckpointConfig):
         mode: ``full`` (Lightning's own: one file with everything, written by rank 0 while training waits), ``sharded``
             (a folder into which each rank writes its part, while training waits), ``async_sharded`` (the same, while
             training goes on: it waits for a copy only) or ``off``.
+        folder: Folder or URL in which they are; ``null`` means ``checkpoints`` in the run's own folder.
         every: ``steps`` (``every_n_steps``) or ``auto``: as often as loses the least time, by what checkpoints and
             steps are measured to take; for sharded checkpoints, with ``mtbf_h``.
         every_n_steps: Optimizer steps between two checkpoints, with ``every=steps``.
@@ -32,6 +33,7 @@ class RunCheckpointConfig(CheckpointConfig):
 
     MODES: ClassVar[tuple[str, ...]] = (*CheckpointConfig.MODES, "off")
 
+    folder: str | None = None
     every: str = "steps"
     every_n_steps: int = 100
     mtbf_h: float | None = None

@@ -23,8 +23,8 @@ class RunConfig:
     Attributes:
         name: First folder under ``outputs/``; the run's own folder is below it.
         seed: Of weights, order of samples and dropout; the same on all ranks.
-        ckpt_path: Checkpoint to go on from: a path, ``last`` or ``best``; ``None`` starts anew. Weights, optimizer and
-            steps go on; with ``data=sharded`` the samples do, too.
+        ckpt_path: Checkpoint to go on from: a path, a URL, ``last`` or ``best``; ``None`` starts anew. Weights,
+            optimizer and steps go on; with ``data=sharded`` the samples do, too.
         sample_prompt: Text the trained model continues at the end of the run (GPT models only).
         sample_bytes: Length of that continuation, in bytes; 0 makes none.
         sample_temperature: Of sampling; 0 always takes the likeliest byte.

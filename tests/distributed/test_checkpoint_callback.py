@@ -7,6 +7,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lightning.pytorch as pl
 import pytest
@@ -18,6 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning_dist import AsyncShardedCheckpoint, load_from_checkpoint
 from lightning_dist.build.checkpoints import WRITE, WRITTEN
 from lightning_dist.checkpoint.catalog import open_checkpoint, survey
+from lightning_dist.checkpoint.manifest import MARKER_FILE
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.errors import CombinationError
 from lightning_dist.planning.save_interval import FIRST_STEPS, SaveInterval
@@ -189,6 +191,58 @@ def test_the_skipped_are_counted(ranks: RankPool, tmp_path: Path) -> None:
     skipped = rows[-1][1]["checkpoint/skipped"]
     assert skipped >= 1
     assert len(list(tmp_path.iterdir())) + skipped == 3
+
+
+class ReleaseAtTheEnd(pl.Callback):
+    """Lets the first checkpoint be written once training is over."""
+
+    def __init__(self, go_on: threading.Event) -> None:
+        self.go_on = go_on
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.go_on.set()
+
+
+def skip_all_but_the_first(context: RankContext, folder: str, parallel: str, kind: str) -> tuple[str, str]:
+    go_on = threading.Event()
+    checkpoint = {"mode": "async_sharded", "when_busy": "skip"}
+    make = strategy_of(parallel="ddp", checkpoint=checkpoint) if parallel == "ddp" else DDPStrategy()
+    arguments: dict[str, Any] = {"monitor": "val_loss", "save_top_k": 1, "mode": "max"} if kind == "best" else {}
+    if kind == "files":
+        keep: ModelCheckpoint = ModelCheckpoint(folder)
+    else:
+        keep = AsyncShardedCheckpoint(folder, save_last=True, checkpoint=checkpoint, **arguments)
+    trainer = _trainer(context, make, keep, 3)
+    trainer.callbacks.insert(0, ReleaseAtTheEnd(go_on))
+    module = StageLearner(CASE)
+
+    def wait_before_committing(_: Any, name: str) -> None:
+        if name == MARKER_FILE:
+            go_on.wait(30)
+
+    with writing(wait_before_committing), patch.object(module, "validation_step", rising(module)):
+        trainer.fit(module)
+    return keep.best_model_path, keep.last_model_path
+
+
+def rising(module: pl.LightningModule) -> Any:
+    def validation_step(batch: Any, batch_idx: int) -> None:
+        module.log("val_loss", float(module.trainer.global_step))  # each is the best
+
+    return validation_step
+
+
+@pytest.mark.parametrize(
+    ("parallel", "kind"), [("ddp", "newest"), ("lightning", "newest"), ("lightning", "best"), ("ddp", "files")]
+)
+def test_a_skipped_checkpoint_takes_no_others_place(ranks: RankPool, tmp_path: Path, parallel: str, kind: str) -> None:
+    for best, last in ranks.run(skip_all_but_the_first, world_size=2, args=(str(tmp_path), parallel, kind)):
+        if kind != "files":  # Lightning's callback does not learn that it was skipped
+            assert (best, last) == (str(tmp_path / "epoch=0-step=2.ckpt"), str(tmp_path / "last.ckpt"))
+    links = {"last.ckpt"} if kind != "files" else set()
+    assert {path.name for path in tmp_path.iterdir()} == {"epoch=0-step=2.ckpt"} | links
+    for path in tmp_path.iterdir():
+        assert open_checkpoint(open_folder(path)).manifest.record["step"] == 2
 
 
 class Slow(pl.Callback):

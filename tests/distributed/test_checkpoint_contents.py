@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from lightning_dist.checkpoint.catalog import open_checkpoint
 from lightning_dist.checkpoint.storage import open_folder
-from tests.distributed.lightning_runs import OddModule, adamw, loader_of, strategy_of, trainer_on_pool
+from tests.distributed.lightning_runs import (
+    OddModule,
+    adamw,
+    loader_of,
+    make_batches,
+    strategy_of,
+    trainer_on_pool,
+)
 from tests.distributed.test_checkpoint_layouts import SaveAtEnd
+from tests.distributed.test_optimization import make_scaled, make_scaler
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
@@ -87,6 +95,39 @@ def test_the_disk_holds_what_the_state_has(ranks: RankPool, tmp_path: Path, para
     }
     assert on_disk <= ALLOWED * size_bytes
     assert on_disk >= size_bytes
+
+
+class Scale(pl.Callback):
+    """The scale of losses when training begins, and when it ends."""
+
+    def __init__(self) -> None:
+        self.scales: list[float] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.scales.append(trainer.precision_plugin.scaler.get_scale())
+
+    on_train_end = on_train_start
+
+
+def save_scaled(context: RankContext, folder: str) -> list[float]:
+    """An epoch in fp16 in which a batch overflows, so that the scale is halved; and another one."""
+    scales: list[float] = []
+    path = Path(folder) / "scaled.ckpt"
+    for epochs in (1, 2):
+        seen = Scale()
+        strategy = strategy_of(parallel="zero2", checkpoint={"mode": "async_sharded", "snapshot": "overlapped"})
+        trainer = trainer_on_pool(
+            context, strategy, callbacks=[seen, SaveAtEnd(path)], plugins=make_scaler(), max_epochs=epochs
+        )
+        batches = make_batches(context.world_size, 4)[context.rank]
+        trainer.fit(make_scaled(), loader_of(batches), ckpt_path=str(path) if epochs == 2 else None)
+        scales += seen.scales
+    return scales
+
+
+def test_the_scale_of_fp16_goes_on(ranks: RankPool, tmp_path: Path) -> None:
+    for first, halved, resumed, _ in ranks.run(save_scaled, world_size=2, args=(str(tmp_path),)):
+        assert (halved, resumed) == (first / 2, first / 2)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

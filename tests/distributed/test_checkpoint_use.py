@@ -16,12 +16,14 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_dist import AsyncShardedCheckpoint
 from lightning_dist.build.checkpoints import COPY, WRITE
 from lightning_dist.checkpoint.background import NICE
 from lightning_dist.checkpoint.catalog import open_checkpoint, survey
 from lightning_dist.checkpoint.local_disk import LocalFolder
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.checkpoint.whole import read_tensor
+from lightning_dist.modes import checkpoints
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.support.ranks import RankPool
@@ -170,6 +172,36 @@ def skip_while_busy(context: RankContext, folder: str) -> int:
 def test_checkpoints_are_skipped_by_all_ranks_alike_while_one_is_busy(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(skip_while_busy, world_size=2, args=(str(tmp_path),)) == [3, 3]
     assert [entry.name for entry in survey(open_folder(tmp_path))] == ["1.ckpt"]
+
+
+def read_while_others_remove(context: RankContext, folder: str) -> dict[str, Any]:
+    """Resume; whoever removes the checkpoint at each read of it does not."""
+    limits: dict[str, Any] = {"limit_train_batches": 1, "limit_val_batches": 0, "enable_checkpointing": True}
+    _trainer(context, AsyncShardedCheckpoint(folder), max_epochs=1, **limits).fit(learner())
+    path, removals = f"{folder}/epoch=0-step=1.ckpt", 0
+    read_into = LocalFolder.read_into
+
+    def read(self: LocalFolder, *arguments: Any) -> None:
+        nonlocal removals
+        removals += 1
+        with pytest.warns(UserWarning, match="stays, since it is being read by"):
+            checkpoints.remove(path)
+        read_into(self, *arguments)
+
+    trainer = _trainer(context, max_epochs=2, limit_train_batches=1, limit_val_batches=0)
+    with patch.object(LocalFolder, "read_into", read):
+        trainer.fit(learner(), ckpt_path=path)
+    return {"step": trainer.global_step, "removals": removals}
+
+
+def test_what_is_being_read_is_not_removed(ranks: RankPool, tmp_path: Path) -> None:
+    ended = ranks.run(read_while_others_remove, world_size=2, args=(str(tmp_path),))
+    assert [each["step"] for each in ended] == [2, 2]
+    assert sum(each["removals"] for each in ended) > 2
+    path = tmp_path / "epoch=0-step=1.ckpt"
+    assert not list(path.glob("READING-*"))
+    checkpoints.remove(str(path))
+    assert list(tmp_path.iterdir()) == []
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

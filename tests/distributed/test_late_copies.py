@@ -297,6 +297,30 @@ def test_statistics_are_those_of_the_moment(ranks: RankPool, tmp_path: Path, str
             assert torch.equal(read_tensor(checkpoint, f"model/{name}"), value), (step, name)
 
 
+class Averaged(Numbered):
+    """Keeps an average of weights beside them, changed after each step, and after callbacks have saved."""
+
+    def __init__(self, case: StageCase) -> None:
+        super().__init__(case)
+        self.average = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.average.data.fill_(self.trainer.global_step)  # torch counts no change
+
+
+def average_by_hand(context: RankContext, folder: str, strategy: str) -> None:
+    with copying_slowly():
+        _trainer(context, folder, strategy, max_steps=SAVES + 1).fit(Averaged(StageCase(model="even")))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param(LIGHTNING, marks=pytest.mark.sweep)])
+def test_frozen_weights_are_those_of_the_moment(ranks: RankPool, tmp_path: Path, strategy: str) -> None:
+    ranks.run(average_by_hand, layout=LAYOUTS["2"], args=(str(tmp_path), strategy), fresh=True)
+    for step in range(1, SAVES + 1):
+        checkpoint = open_checkpoint(open_folder(tmp_path / f"{step}.ckpt"))
+        assert read_tensor(checkpoint, "model/average").tolist() == [step - 1] * 4
+
+
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 

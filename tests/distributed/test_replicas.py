@@ -154,6 +154,63 @@ def test_what_is_not_in_memory_is_read_from_storage(ranks: RankPool, tmp_path: P
     assert os.listdir(tmp_path)
 
 
+class SaveMore(SaveEachEpoch):
+    """Saves what no run goes on from, or not here, and at the end as before a requeueing."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.save_checkpoint(f"{self.folder}/whole.ckpt")
+        trainer.save_checkpoint(f"{self.folder}/weights.ckpt", weights_only=True)
+        with contextlib.ExitStack() as said:
+            if trainer.global_step == 2:  # once
+                said.enter_context(pytest.warns(UserWarning, match=r"else/whole.ckpt is not kept in memory"))
+            trainer.save_checkpoint(f"{self.folder}/else/whole.ckpt", weights_only=True)
+            trainer.save_checkpoint(f"{self.folder}/else/whole.ckpt")
+        trainer.strategy._saver.finish()
+        if trainer.global_step == self.fails_at:
+            raise Interrupted
+
+
+class SavePreempted(SaveEachEpoch):
+    """Saves as before a requeueing."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        with trainer.strategy._saving_at_once():
+            trainer.save_checkpoint(f"{self.folder}/hpc_ckpt_1.ckpt")
+        raise Interrupted
+
+
+def train_and_save_more(context: RankContext, folder: str) -> None:
+    trainer = _trainer(context, "zero2", REPLICA, 3, SaveMore(folder, fails_at=4))
+    with pytest.raises(Interrupted):
+        trainer.fit(StageLearner(StageCase(optimizer="adamw")))
+
+
+def train_and_be_preempted(context: RankContext, folder: str) -> None:
+    trainer = _trainer(context, "zero2", REPLICA, 3, SavePreempted(folder))
+    with pytest.raises(Interrupted):
+        trainer.fit(StageLearner(StageCase(optimizer="adamw")))
+
+
+def test_only_what_a_run_goes_on_from_is_kept(ranks: RankPool, tmp_path: Path) -> None:
+    with ending_keepers(tmp_path):
+        ranks.run(train_and_save_more, world_size=2, args=(str(tmp_path),))
+        keeper = client.find(client.name_of(str(tmp_path)))
+        assert keeper is not None
+        assert [name.partition("@")[0] for name in keeper.folders()] == ["whole.ckpt"]
+        for path in ("whole.ckpt", "last.ckpt"):
+            got = ranks.run(go_on, world_size=2, args=(str(tmp_path / path), "zero2", False))
+            assert [step for _, step in got] == [6, 6]
+
+
+def test_a_preempted_run_goes_on_from_memory(ranks: RankPool, tmp_path: Path) -> None:
+    path = tmp_path / "hpc_ckpt_1.ckpt"
+    with ending_keepers(tmp_path):
+        ranks.run(train_and_be_preempted, world_size=2, args=(str(tmp_path),))
+        assert (path / "COMMITTED").exists()
+        got = ranks.run(go_on, world_size=2, args=(str(path), "zero2", False))
+    assert [step for _, step in got] == [6, 6]
+
+
 def train_to_the_end(context: RankContext, folder: str) -> None:
     _trainer(context, "ddp", REPLICA, 2, SaveEachEpoch(folder)).fit(StageLearner(StageCase(optimizer="adamw")))
 

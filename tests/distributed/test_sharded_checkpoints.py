@@ -19,8 +19,9 @@ from lightning_dist.checkpoint.save_planner import SharedSavePlanner
 from lightning_dist.checkpoint.shard_reader import ShardReader
 from lightning_dist.checkpoint.shard_writer import ShardWriter
 from lightning_dist.checkpoint.storage import open_folder
-from lightning_dist.errors import DamagedCheckpointError, StateMismatchError, StorageError
+from lightning_dist.errors import CheckpointError, DamagedCheckpointError, StateMismatchError, StorageError
 from tests.support.ranks import RankPool
+from tests.support.saves import save_by_ranks
 from tests.support.tasks import RankContext
 
 SHAPES = {"a": (13, 5), "b": (4,), "c": (3, 7, 2), "d": (1,)}
@@ -151,3 +152,21 @@ def test_all_ranks_end_alike(ranks: RankPool, tmp_path: Path) -> None:
     assert "x: is not in the checkpoint" in fit
     assert damaged
     assert not (tmp_path / "bad/COMMITTED").exists()
+
+
+def load_two_saves(context: RankContext, path: Path) -> str:
+    """Each rank sees the files of another save, as where one host's view of storage is old."""
+    folder = open_folder(path / str(context.rank))
+    save_by_ranks([wholes()], folder)
+    try:
+        sharded.load(wholes(), folder)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def test_two_saves_are_not_taken_for_one(ranks: RankPool, tmp_path: Path) -> None:
+    for text in ranks.run(load_two_saves, world_size=2, args=(tmp_path,)):
+        assert "ranks see the files of different saves there (rank " in text
+        for rank in range(2):
+            assert f"rank {rank}: {catalog.committed_save(open_folder(tmp_path / str(rank)))}" in text

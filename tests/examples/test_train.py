@@ -166,6 +166,29 @@ def test_it_goes_on_from_a_sharded_checkpoint_under_any_other(
     assert re.search(r"steps\s*│\s*5 ", more)
 
 
+IN_S3 = sampled({name: (override,) for name, override in PARALLEL.items()}, always=["zero2"])
+
+
+def make_bucket(context: RankContext) -> None:
+    import s3fs
+
+    s3fs.S3FileSystem().mkdir("runs")
+
+
+@pytest.mark.parametrize("parallel", IN_S3)
+def test_it_saves_to_s3_and_goes_on_from_there(ranks: RankPool, tmp_path: Path, parallel: str) -> None:
+    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'lightning-dist[s3]'")
+    pytest.importorskip("moto", reason="moto, the S3 server of these tests, is not installed")
+    saves = [parallel, "checkpoint=async_sharded", "checkpoint.every_n_steps=1", "checkpoint.folder=s3://runs/a"]
+    with object_store() as address:
+        call = {**CALL, "env": {**CALL["env"], "AWS_ENDPOINT_URL": address}}
+        ranks.run(make_bucket, world_size=1, init_group=False, deadline_s=100, **call)
+        train_on_pool(ranks, tmp_path, *saves, store=address)
+        more = [parallel, "checkpoint=off", "trainer.max_steps=5", "ckpt_path=s3://runs/a/last.ckpt"]
+        assert re.search(r"steps\s*│\s*5 ", train_on_pool(ranks, tmp_path / "more", *more, store=address))
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def write_shards(context: RankContext) -> None:
     import s3fs
 

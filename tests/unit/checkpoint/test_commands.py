@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,20 @@ from safetensors.torch import load_file
 
 from lightning_dist.checkpoint import leases
 from lightning_dist.checkpoint.export import load_safetensors
+from lightning_dist.checkpoint.local_disk import LocalFolder
 from lightning_dist.checkpoint.save_ids import manifest_file, next_save_id
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.cli import main
+from lightning_dist.errors import StorageError
 from tests.support.saves import every_type, same, save_by_ranks
 
 
-def make(path: Path, *, step: int = 1, value: float = 1.0, ranks: int = 2, loss: float = 0.5) -> None:
+def make(path: Path, *, step: int = 1, value: float = 1.0, ranks: int = 2, loss: float = 0.5) -> Path:
     weight = torch.full((30, 4), value)
     state = {"model.weight": weight, "model.tied": weight, "model.bias": torch.arange(4), "loops": {"step": step}}
     record = {"step": step, "loss": loss, "world_size": ranks}
     save_by_ranks([{**state}] * ranks, open_folder(path), record=record, created_s=float(step))
+    return path
 
 
 def test_ls_and_show_say_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,13 +77,15 @@ def test_prune_keeps_what_is_asked_for_and_what_is_read(tmp_path: Path, capsys: 
         make(tmp_path / f"s{step}", step=step, loss=loss)
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / manifest_file(next_save_id([], now_s=1.0, token=2))).write_bytes(b"{}")
+    marker = make(tmp_path / "foreign", step=0, loss=1.0) / "COMMITTED"
+    marker.write_text(json.dumps({**json.loads(marker.read_bytes()), "version": 1}))
     root, keep = str(tmp_path), ["--keep-best", "1", "--monitor", "loss"]
     assert main(["checkpoint", "prune", root, *keep, "--dry-run"]) == 0
     assert "would delete" in capsys.readouterr().out
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 6
     with leases.leased(open_folder(tmp_path / "s2"), host="reader"):
         assert main(["checkpoint", "prune", root, *keep, "--torn"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["s1", "s2", "s4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "s1", "s2", "s4"]
     assert "read by reader" in capsys.readouterr().out
     assert main(["checkpoint", "prune", root, "--keep-best", "1"]) == 2
     assert main(["checkpoint", "prune", root, "--keep-last", "0"]) == 2
@@ -102,3 +108,32 @@ def test_export_writes_one_file(tmp_path: Path, ending: str) -> None:
     assert [name for name, value in state.items() if not same(loaded[name.removeprefix("net.")], value)] == []
     assert loaded["tied"].data_ptr() == loaded["float32"].data_ptr()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", output.name]
+
+
+def test_commands_say_that_they_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "s1")
+    unleased: list[str] = []
+    read_into = LocalFolder.read_into
+
+    def read(self: LocalFolder, name: str, start: int, target: memoryview) -> None:
+        if not leases.readers(self):
+            unleased.append(name)
+        read_into(self, name, start, target)
+
+    monkeypatch.setattr(LocalFolder, "read_into", read)
+    assert main(["checkpoint", "verify", str(path)]) == 0
+    assert main(["checkpoint", "diff", str(path), str(path)]) == 0
+    assert main(["checkpoint", "export", str(path), str(tmp_path / "a.safetensors")]) == 0
+    assert main(["checkpoint", "export", str(path), str(tmp_path / "a.ckpt"), "--prefix", "model."]) == 0
+    assert unleased == []
+    assert not list(path.glob("READING-*"))
+
+
+def test_a_folder_that_may_not_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "s1")
+
+    def refuse(self: LocalFolder, name: str, buffers: object) -> None:
+        raise StorageError(f"cannot write {name}: no credentials")
+
+    monkeypatch.setattr(LocalFolder, "write", refuse)
+    assert main(["checkpoint", "verify", str(path)]) == 0

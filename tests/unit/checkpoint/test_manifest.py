@@ -99,7 +99,7 @@ def test_what_is_no_json_object_is_said(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(lambda b: b.update(version=2), "version is 2, this release reads 1"), (lambda b: b.update(format="x"), "format")],
+    [(lambda b: b.update(version=1), "version is 1, this release reads 2"), (lambda b: b.update(format="x"), "format")],
 )
 def test_another_version_or_format_is_foreign(change: Callable[[dict[str, Any]], None], message: str) -> None:
     for data, read in ((encode(manifest()), parse), (Marker.of(SAVE, b"m").encode(), parse_marker)):
