@@ -102,3 +102,10 @@ def test_export_writes_one_file(tmp_path: Path, ending: str) -> None:
     assert [name for name, value in state.items() if not same(loaded[name.removeprefix("net.")], value)] == []
     assert loaded["tied"].data_ptr() == loaded["float32"].data_ptr()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", output.name]
+
+
+def test_export_refuses_an_ending_of_no_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "c")
+    assert main(["checkpoint", "export", str(tmp_path / "c"), str(tmp_path / "model.bin")]) == 2
+    assert "name it .safetensors, or .ckpt" in capsys.readouterr().err
+    assert not (tmp_path / "model.bin").exists()
