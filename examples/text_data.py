@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_dist import ShardedDataModule, Source
 from lightning_dist.data.formats.tokens import TokensFormat
 from lightning_dist.data.token_writer import TokenSettings, write_tokens
-from lightning_dist.errors import ConfigError
+from lightning_dist.errors import ConfigError, ForeignDataError
 from lightning_dist.run_config import GPTConfig, MLPConfig, ShardedDataConfig, SyntheticDataConfig, TextDataConfig
 
 Sample = tuple[Tensor, Tensor]
@@ -150,7 +150,13 @@ class StreamedText(ShardedDataModule):
             check_size(self._text, self.data, self.seq_len, world_size, has_validation=self.has_validation)
             return
         for part, url in self._urls.items():
-            samples = Source(url, format=TokensFormat(seq_len=self.seq_len)).index.num_samples
+            try:
+                samples = Source(url, format=TokensFormat(seq_len=self.seq_len)).index.num_samples
+            except ForeignDataError as error:
+                raise ForeignDataError(
+                    f"{error}. data.url={self.data.url} is to have token shards in train/ and val/; "
+                    "data.val_fraction=0 does without val/"
+                ) from error
             wanted = world_size * (self.data.batch_size if part == "train" else 1)
             if samples < wanted:
                 raise ConfigError(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
 
-from lightning_dist.config import DataConfig, from_mapping
+from lightning_dist.config import DataConfig, resolve_options
 from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.open_loaders import OpenLoaders
 from lightning_dist.data.replicas import of_nodes
+from lightning_dist.data.source import Source
 from lightning_dist.errors import ConfigError
 from lightning_dist.resuming import attach
 
@@ -48,9 +50,7 @@ class ShardedDataModule(pl.LightningDataModule):
         eval_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.config = (
-            from_mapping("data", config, DataConfig) if isinstance(config, Mapping) else config or DataConfig()
-        )
+        self.config = resolve_options("data", config, DataConfig)
         self._data = {"train": train, "val": val, "test": test, "predict": predict}
         self._transform = transform
         self._eval_transform = eval_transform if eval_transform is not None else transform
@@ -78,6 +78,11 @@ class ShardedDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> Any:
         """Of samples to predict, in the order of their files."""
         return self._loader("predict", "predict")
+
+    def __str__(self) -> str:
+        """Of what, for which stage; Lightning's own opens every loader."""
+        given = ", ".join(f"{name}={_text(data)}" for name, data in self._data.items() if data is not None)
+        return f"{type(self).__name__}({given})"
 
     def teardown(self, stage: str) -> None:
         """End workers, and what is open."""
@@ -113,3 +118,14 @@ class ShardedDataModule(pl.LightningDataModule):
             attach(trainer)
         self._loaders.add(loader)
         return loader
+
+
+def _text(data: Any) -> str:
+    """Names of folders; of a data set, its type."""
+    if isinstance(data, Mapping):
+        return "{" + ", ".join(f"{key}: {_text(each)}" for key, each in data.items()) + "}"
+    if isinstance(data, list | tuple) and any(isinstance(each, Source) for each in data):
+        return "[" + ", ".join(map(_text, data)) + "]"
+    if isinstance(data, Source):
+        return data.name
+    return os.fspath(data) if isinstance(data, str | os.PathLike) else type(data).__name__

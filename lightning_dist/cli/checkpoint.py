@@ -27,6 +27,7 @@ from lightning_dist.errors import CheckpointError, ConfigError, ForeignCheckpoin
 from lightning_dist.modes import whole_checkpoints
 
 _TORCH_ENDINGS = (".ckpt", ".pt", ".pth")
+_SAFETENSORS = ".safetensors"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -193,6 +194,10 @@ def _keepers(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     checkpoint, output, prefix = arguments.checkpoint, arguments.output, arguments.prefix
     is_torch = output.suffix in _TORCH_ENDINGS
+    if not is_torch and output.suffix != _SAFETENSORS:
+        raise ConfigError(
+            f"{output} is of no format that is written: name it {_SAFETENSORS}, or {', '.join(_TORCH_ENDINGS)}"
+        )
     if arguments.weights_only and (prefix or not is_torch):
         raise ConfigError(
             "--weights-only is for Lightning's file: with --prefix, and in safetensors, there are tensors only; leave "
@@ -216,7 +221,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _exported(exported: Exported, output: Path) -> str:
     tied = f", {len(exported.tied)} more tied to them" if exported.tied else ""
-    return f"{output}: {len(exported.names)} tensors{tied}, {exported.size_bytes / 1e6:,.1f} MB"
+    return f"{output}: {len(exported.names)} tensors{tied}, {tables.size_text(exported.size_bytes)}"
 
 
 def _candidate(entry: catalog.Found, monitor: str | None) -> Candidate:

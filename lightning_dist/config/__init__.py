@@ -28,7 +28,7 @@ from lightning_dist.config.pipeline import (
     PipelineConfig,
 )
 from lightning_dist.config.recompute import RECOMPUTE_MODES, RECOMPUTE_PRESETS, RecomputeConfig
-from lightning_dist.config.resolve import from_mapping, resolve
+from lightning_dist.config.resolve import from_mapping, resolve, resolve_options
 from lightning_dist.config.sync import SHARED_MEMORY_CHOICES, SYNC_ALGORITHMS, SYNC_PRESETS, WIRE_DTYPES, SyncConfig
 from lightning_dist.config.topology import TIER_CHOICES, TOPOLOGY_PRESETS, ProbeConfig, TopologyConfig
 
@@ -74,4 +74,5 @@ __all__ = [
     "from_mapping",
     "parse_bytes",
     "resolve",
+    "resolve_options",
 ]

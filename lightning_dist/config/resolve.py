@@ -41,6 +41,24 @@ def resolve(
     )
 
 
+def resolve_options(what: str, given: Any, config_type: type[ConfigT]) -> ConfigT:
+    """The same for a group that has no presets: a mapping of options, the config itself, or ``None`` for its defaults.
+
+    Raises:
+        UnknownOptionError: A key is no option.
+        ConfigError: The value is of another type, or out of range.
+    """
+    if given is None:
+        return config_type()
+    if isinstance(given, config_type):
+        return given
+    if isinstance(given, Mapping):
+        return from_mapping(what, given, config_type)
+    raise ConfigError(
+        f"{what} must be a {config_type.__name__} or a mapping of its options, got {type(given).__name__}"
+    )
+
+
 def from_mapping(what: str, values: Mapping[str, Any], config_type: type[ConfigT]) -> ConfigT:
     """Make a config from a mapping; nested mappings become nested configs. Unknown keys are refused."""
     if not dataclasses.is_dataclass(config_type):

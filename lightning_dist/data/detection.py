@@ -32,11 +32,17 @@ def detect_format(folder: ReadFolder) -> str:
     if is_litdata(found):
         return "litdata"
     names = [name.lower() for name in folder.sizes()]
+    if not names:
+        raise ForeignDataError(f"{folder.url} has no files")
     fitting = [format_name for format_name, endings in ENDINGS.items() if any(n.endswith(endings) for n in names)]
-    if len(fitting) != 1:
-        kinds = "of several formats" if fitting else "of no format that is read"
+    if not fitting:
         raise ForeignDataError(
-            f"{folder.url} has files {kinds} ({', '.join(fitting or ENDINGS)}): name it with --format, or give a "
-            "folder that holds one format only"
+            f"{folder.url} has files of no format that is read ({', '.join(ENDINGS)}); of texts, hierdist data write "
+            "makes token shards"
+        )
+    if len(fitting) > 1:
+        raise ForeignDataError(
+            f"{folder.url} has files of several formats ({', '.join(fitting)}): say which, by --format or "
+            "Source(..., format=...), or give a folder that holds one format only"
         )
     return fitting[0]

@@ -20,7 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import default_collate
 
-from lightning_dist.config import DataConfig
+from lightning_dist.config import DataConfig, resolve_options
 from lightning_dist.data.batches import BatchReader, ReadBatch
 from lightning_dist.data.cache import CacheOptions
 from lightning_dist.data.identity import DataIdentity, DataSummary
@@ -52,7 +52,7 @@ class ShardedLoader:
     Args:
         data: A folder, as a path or URL, a map-style data set, a :class:`~lightning_dist.data.source.Source`, or
             several sources, which are mixed by their weights.
-        config: Options; those of ``DataConfig`` by default.
+        config: Options, or a mapping of them; those of ``DataConfig`` by default.
         role: ``train``, ``evaluate`` (in no random order, each sample once, on all ranks equally many batches) or
             ``predict`` (the same, in the order of the files).
         transform: Of a sample, or of a sample and a numpy generator that is made for it. It may be sent to other
@@ -69,7 +69,7 @@ class ShardedLoader:
         self,
         data: Any,
         *,
-        config: DataConfig | None = None,
+        config: DataConfig | Mapping[str, Any] | None = None,
         role: str = "train",
         transform: Callable[..., Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -77,7 +77,7 @@ class ShardedLoader:
     ) -> None:
         if role not in ROLES:
             raise unknown_option("role", role, ROLES)
-        self.config = config if config is not None else DataConfig()
+        self.config = resolve_options("data", config, DataConfig)
         self.role = role
         self._sources = _sources_of(data)
         self._transform = transform

@@ -80,7 +80,8 @@ def test_shards_that_are_not_there_or_too_few_are_refused(tmp_path: Path) -> Non
     text.write_bytes(b"x" * 100)
     config = ShardedDataConfig(url=str(tmp_path / "shards"), batch_size=4, val_fraction=0.0)
     data = StreamedText(config, GPT, tmp_path, seed=0)
-    with pytest.raises(DataError, match="hierdist data"):
+    write_tokens([text], out=tmp_path / "shards", settings=TokenSettings(seq_len=8))  # one level too high
+    with pytest.raises(DataError, match=r"hierdist data(.|\n)*shards is to have token shards in train/ and val/"):
         data.check(1)
     write_tokens([text], out=tmp_path / "shards" / "train", settings=TokenSettings(seq_len=8))
     data = StreamedText(config, GPT, tmp_path, seed=0)

@@ -137,3 +137,10 @@ def test_a_folder_that_may_not_be_written_is_read(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(LocalFolder, "write", refuse)
     assert main(["checkpoint", "verify", str(path)]) == 0
+
+
+def test_export_refuses_an_ending_of_no_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "c")
+    assert main(["checkpoint", "export", str(tmp_path / "c"), str(tmp_path / "model.bin")]) == 2
+    assert "name it .safetensors, or .ckpt" in capsys.readouterr().err
+    assert not (tmp_path / "model.bin").exists()

@@ -141,6 +141,9 @@ def test_formats_are_made_by_name() -> None:
     assert make_format("tokens", seq_len=None).seq_len is None  # type: ignore[attr-defined]
 
 
-def test_empty_folder_is_no_format(tmp_path: Path) -> None:
-    with pytest.raises(ForeignDataError, match="no format that is read"):
+def test_folder_without_data_is_no_format(tmp_path: Path) -> None:
+    with pytest.raises(ForeignDataError, match="has no files"):
+        detect_format(PathFolder(tmp_path))
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(ForeignDataError, match="hierdist data write"):
         detect_format(PathFolder(tmp_path))

@@ -19,10 +19,17 @@ import psutil
 import pytest
 import torch
 
-from lightning_dist import DataConfig, ShardedLoader, Source
+from lightning_dist import DataConfig, ShardedDataModule, ShardedLoader, Source
 from lightning_dist.data.loader import SKIPPED, WAIT
 from lightning_dist.data.replicas import Replicas
-from lightning_dist.errors import ChangedDataError, ConfigError, DataError, ForeignDataError, UnreadableShardError
+from lightning_dist.errors import (
+    ChangedDataError,
+    ConfigError,
+    DataError,
+    ForeignDataError,
+    UnknownOptionError,
+    UnreadableShardError,
+)
 from lightning_dist.events import EventKind, EventStream
 from tests.support.leaks import Snapshot
 from tests.support.numbered import Ids, ids_of, write_tokens_of
@@ -547,3 +554,17 @@ def test_hosts_that_read_shards_of_others_are_told(tmp_path: Path) -> None:
         loader.place(hosts)
         assert len(loader) == 4
     store.rm(f"/{tmp_path.name}", recursive=True)
+
+
+@pytest.mark.parametrize("kind", [ShardedLoader, ShardedDataModule])
+def test_options_are_a_config_or_a_mapping(kind: Any) -> None:
+    assert kind(Ids(9), config={"batch_size": 3}).config == DataConfig(batch_size=3)
+    with pytest.raises(UnknownOptionError, match="batch_size"):
+        kind(Ids(9), config={"batchsize": 3})
+    with pytest.raises(ConfigError, match="data must be a DataConfig or a mapping of its options, got str"):
+        kind(Ids(9), config="shuffled")
+
+
+def test_text_of_a_data_module_opens_nothing() -> None:
+    module = ShardedDataModule([Source("gone/a", weight=3), Source(Ids(9))], val={"b": "gone/b"}, test=Ids(9))
+    assert str(module) == "ShardedDataModule(train=[gone/a, Ids], val={b: gone/b}, test=Ids)"
