@@ -156,7 +156,8 @@ def recut(index: DatasetIndex, seq_len: int) -> DatasetIndex:
         raise ConfigError(f"seq_len={seq_len}: must be at least 1")
     properties = {**index.properties, "seq_len": seq_len}
     item = np.dtype(DTYPES[index.properties["dtype"]]).itemsize
-    counts, chunk_bytes = properties.get("shard_tokens"), properties.get("chunk_bytes")
+    counts: Any = properties.get("shard_tokens")
+    chunk_bytes: Any = properties.get("chunk_bytes")
     starts = properties.get("shard_starts", [0] * len(index.shards))
     if not (_are_counts(counts, len(index.shards)) and _are_counts(starts, len(index.shards))):
         raise ForeignDataError(
