@@ -14,7 +14,7 @@ import contextlib
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -74,6 +74,9 @@ class SampleSource(Protocol):
             UnreadableShardError: Its chunk cannot be read.
         """
 
+    def stand_ins(self, chunk: int, sample: int) -> Iterable[tuple[int, int]]:
+        """Chunk and sample of a few that may take the place of one that cannot be read; always the same ones."""
+
     def taken_counts(self) -> Mapping[str, float]:
         """What was counted in this process since the last call, by name."""
 
@@ -103,7 +106,6 @@ class BatchReader:
 
     def __post_init__(self) -> None:
         self._draws = self.transform is not None and _takes_generator(self.transform)
-        self._last: Any = None  # a sample that could be read
 
     def __call__(self, plan: BatchPlan) -> ReadBatch:
         """Read a batch."""
@@ -135,21 +137,28 @@ class BatchReader:
                 value = self._transformed(value, number)
             found.append(value)
         if failed:
-            self._replace(found, failed, failure)
-        elif self.skips and found:
-            self._last = found[-1]
+            self._replace(found, failed, plan, failure)
         return found, len(failed)
 
-    def _replace(self, found: list[Any], failed: list[int], failure: UnreadableShardError) -> None:
-        """Give the places of samples that could not be read to others of the batch, in turn."""
+    def _replace(self, found: list[Any], failed: list[int], plan: BatchPlan, failure: UnreadableShardError) -> None:
+        """Give the places of samples that could not be read to others of the batch, in turn.
+
+        Where there are none, to samples of other chunks. Either follows from the batch alone, so that a run that is
+        resumed takes the same.
+        """
         readable = [value for position, value in enumerate(found) if position not in set(failed)]
-        if not readable:
-            if self._last is None:
-                raise failure
-            readable = [self._last]
         for turn, position in enumerate(failed):
-            found[position] = readable[turn % len(readable)]
-        self._last = readable[-1]
+            found[position] = readable[turn % len(readable)] if readable else self._stand_in(plan, position, failure)
+
+    def _stand_in(self, plan: BatchPlan, position: int, failure: UnreadableShardError) -> Any:
+        number, source, chunk, sample = (int(column[position]) for column in plan[1:])
+        for place in self.sources[source].stand_ins(chunk, sample):
+            try:
+                value = self.sources[source].read(*place)
+            except UnreadableShardError:
+                continue
+            return value if self.transform is None else self._transformed(value, number)
+        raise failure
 
     def _transformed(self, value: Any, number: int) -> Any:
         assert self.transform is not None

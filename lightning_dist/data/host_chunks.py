@@ -92,7 +92,7 @@ class HostChunks:
         self.pid = os.getpid()
         self._folder = with_sleep(folder, self._sleep)
         self._wait_s, self._failure_s, self._count = wait_s, failure_s, count
-        self._set = f"{hashlib.blake2b(folder.url.rstrip('/').encode(), digest_size=8).hexdigest()}-{fingerprint}"
+        self._set = f"{hashlib.blake2b(folder.origin.encode(), digest_size=8).hexdigest()}-{fingerprint}"
         self._closing = threading.Event()
         self._released = threading.Condition()
         self._unasked: set[int] = set()  # fetched ahead by this process

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,9 @@ from lightning_dist.errors import ForeignDataError
 Numbers = NDArray[np.int64]
 
 KIND, VERSION = "lightning_dist.data", 1
+
+_MOST = 1 << 61
+"""Bytes or samples; far from where 64 bits end, so that two such numbers can be added."""
 
 
 class Chunk(NamedTuple):
@@ -77,9 +81,16 @@ class DatasetIndex:
             raise ForeignDataError(f"an index names shards from 0 to {len(self.shards) - 1}, and others in its chunks")
         if any(len(column) and column.min() < 0 for column in columns):
             raise ForeignDataError("an index has negative numbers in it")
+        largest = max(
+            self.starts.max(initial=0), *(column.sum(dtype=np.float64) for column in (self.sizes, self.samples))
+        )
+        if largest > _MOST:
+            raise ForeignDataError(f"an index has more bytes or samples than {_MOST}")
         for name in self.shards:
             if name.startswith("/") or ".." in name.split("/") or not name:
                 raise ForeignDataError(f"an index names the shard {name!r}, which is not inside its folder")
+            if not _is_name(name):
+                raise ForeignDataError(f"an index names the shard {name!r}, which no file can be called")
 
     @property
     def num_chunks(self) -> int:
@@ -168,6 +179,14 @@ class DatasetIndex:
             raise ForeignDataError(f"{where}: {error}") from error
 
 
+def _is_name(text: str) -> bool:
+    """Whether a file can be called that. Half of a pair of surrogates stands for a byte that is no text."""
+    try:
+        return "\0" not in text and (text.isascii() or bool(os.fsencode(text)))
+    except UnicodeEncodeError:
+        return False
+
+
 def _names(values: Sequence[Any]) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise TypeError("shards are not a list of names")
@@ -177,7 +196,6 @@ def _names(values: Sequence[Any]) -> tuple[str, ...]:
 def _column(values: Any) -> Numbers:
     if not isinstance(values, list):
         raise TypeError("a column is no list")
-    column = np.asarray(values, dtype=np.int64) if values else np.zeros(0, dtype=np.int64)
-    if column.ndim != 1 or (values and not all(type(value) is int for value in (values[0], values[-1]))):
+    if not set(map(type, values)) <= {int}:  # numpy would cut off what is behind a point
         raise TypeError("a column is no list of whole numbers")
-    return column
+    return np.asarray(values, dtype=np.int64)

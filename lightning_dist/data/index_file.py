@@ -28,7 +28,7 @@ def read_json(folder: ReadFolder, name: str) -> Any:
         return None
     try:
         return json.loads(found)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ForeignDataError(f"{place_of(folder, name)} is not JSON, or was cut off: {error}") from error
 
 
@@ -101,7 +101,7 @@ class IndexElsewhere:
         self._folder = folder
         self._index_folder = index_folder
         self._names = names
-        self.url = folder.url
+        self.url, self.origin = folder.url, folder.origin
 
     def read(self, name: str) -> bytes | None:
         """See :class:`~lightning_dist.data.reading.ReadFolder`."""

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import heapq
 import math
+import numbers
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +34,7 @@ from lightning_dist.data.index import Numbers
 from lightning_dist.data.order import ALGORITHM, Located, Order, check_numbers
 from lightning_dist.errors import CombinationError, ConfigError
 
+_HEAVIEST = sys.float_info.max / 2**20
 _BITS = 30
 _ONE = 1 << _BITS
 """The share of all; shares and phases are whole parts of it, so that no rounding depends on the machine."""
@@ -134,10 +137,10 @@ def _check(orders: Sequence[Order], weights: Sequence[float]) -> None:
     if not orders or len(orders) != len(weights):
         raise ConfigError(f"a mixture has one weight for each source, got {len(weights)} for {len(orders)} sources")
     for source, (order, weight) in enumerate(zip(orders, weights, strict=True)):
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not 0 < _as_float(weight) <= _HEAVIEST:
             raise ConfigError(
                 f"source {source} of a mixture has the weight {weight!r}; weights are positive numbers: leave out a "
-                "source that nothing is to be taken from"
+                f"source that nothing is to be taken from, and divide all if one is beyond {_HEAVIEST:.0e}"
             )
         if not order.num_samples:
             raise ConfigError(f"source {source} of a mixture has no samples; leave it out")
@@ -145,3 +148,10 @@ def _check(orders: Sequence[Order], weights: Sequence[float]) -> None:
         raise CombinationError(
             f"sources of a mixture have one number of lanes, got {[order.lanes for order in orders]}"
         )
+
+
+def _as_float(weight: numbers.Real) -> float:
+    try:
+        return float(weight)
+    except OverflowError:
+        return math.inf

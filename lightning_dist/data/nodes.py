@@ -56,6 +56,8 @@ class Reading(Iterator[Batch]):
             self._iterator = _by_processes(plans, read, workers, prefetch, pins, timeout_s)
             return
         node: BaseNode[Any] = _Plans(plans)
+        if workers:
+            read = _ThreadRead(read)
         node = ParallelMapper(node, read, num_workers=workers, method="thread", snapshot_frequency=0)
         self._nodes.append(node)
         if workers and prefetch > 2:  # a mapper has two for each thread
@@ -146,6 +148,23 @@ class _Reads(Dataset[Any], Generic[Batch]):
 
     def __getitem__(self, plan: Any) -> Batch:
         return self._read(plan)
+
+
+class _ThreadRead(Generic[Plan, Batch]):
+    """Reads in a thread of ``torchdata.nodes``, which ends without a word, and leaves its rank waiting for ever, with
+    what is no ``Exception``: ``sys.exit()``, or a panic of a package in Rust.
+    """
+
+    def __init__(self, read: Callable[[Plan], Batch]) -> None:
+        self._read = read
+
+    def __call__(self, plan: Plan) -> Batch:
+        try:
+            return self._read(plan)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise DataError(f"a thread that reads data was ended by {type(error).__name__}: {error}") from error
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -42,9 +42,11 @@ class ReadFolder(Protocol):
 
     Attributes:
         url: As it was given, without secrets.
+        origin: What tells its files from those of other folders: the URL, and the servers that options name.
     """
 
     url: str
+    origin: str
 
     def read(self, name: str) -> bytes | None:
         """All of a file; ``None`` if there is none."""

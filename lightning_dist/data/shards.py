@@ -12,7 +12,9 @@ then carries the storage options along.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,12 @@ from lightning_dist.errors import DataError, ForeignDataError, UnreadableShardEr
 from lightning_dist.retry import Retry, failed
 
 _T = TypeVar("_T")
+
+# Two stores may have the same URL. Secrets are left out, and what does not say where files are.
+_SERVER_OPTIONS = frozenset(
+    ("endpoint_url", "endpoint", "endpoint_override", "host", "hostname", "port", "account_name", "base_url", "profile")
+)
+_SERVER_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE")
 
 
 def open_read_folder(
@@ -69,7 +77,7 @@ class LocalReadFolder:
     def __init__(self, path: Path, url: str, retry: Retry) -> None:
         self._folder = path
         self._retry = retry
-        self.url = url
+        self.url = self.origin = url
 
     def read(self, name: str) -> bytes | None:
         """See ``ReadFolder``."""
@@ -101,8 +109,11 @@ class LocalReadFolder:
             for folder, _, names in os.walk(self._folder, onerror=_raise):
                 for name in names:
                     path = Path(folder, name)
-                    with contextlib.suppress(FileNotFoundError):  # a link to nothing, or removed meanwhile
+                    try:
                         found[path.relative_to(self._folder).as_posix()] = path.stat().st_size
+                    except OSError as error:
+                        if error.errno not in (errno.ENOENT, errno.ELOOP):  # a link to nothing, or removed meanwhile
+                            raise
             return dict(sorted(found.items()))
 
         return self._do(f"list {self._folder}", attempt)
@@ -131,7 +142,9 @@ class RemoteReadFolder:
         self._opened: tuple[int, Any, str] | None = None
         self.retry = retry
         self.url = self._without_secrets(url)
-        self._file_system()  # a wrong URL is to be known at once
+        file_system, _ = self._file_system()  # a wrong URL is to be known at once
+        servers = _servers({**self._storage_options, **file_system.storage_options}) + _servers_of_environment(url)
+        self.origin = " ".join([self.url.rstrip("/"), *servers])
 
     def with_retry(self, retry: Retry) -> RemoteReadFolder:
         """The same folder; errors that may pass are tried again in another way."""
@@ -226,6 +239,21 @@ def _secrets(url: str) -> list[str]:
             split = urlsplit(part)
             found += [secret for secret in (split.password, split.query) if secret]
     return found
+
+
+def _servers(options: Mapping[str, Any]) -> list[str]:
+    """What options say of where files are, in options of file systems below too; no secrets."""
+    found: list[str] = []
+    for name, value in sorted(options.items()):
+        if isinstance(value, Mapping):
+            found += [f"{name}.{server}" for server in _servers(value)]
+        elif name in _SERVER_OPTIONS and isinstance(value, str | int):
+            found.append(f"{name}={re.sub('//[^/@]*@', '//', str(value))}")
+    return found
+
+
+def _servers_of_environment(url: str) -> list[str]:
+    return [f"{name}={os.environ[name]}" for name in _SERVER_VARIABLES if "s3://" in url and os.environ.get(name)]
 
 
 def _joined(folder: str, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_dist.data.shards import open_read_folder
 from lightning_dist.errors import ConfigError
 
 _STRIPES = 16
+_STAND_INS = 16
 
 
 class Source:
@@ -98,6 +99,15 @@ class Source:
             DataCacheError: The cache cannot hold it.
         """
         return self._opened().chunk(chunk).sample(sample)
+
+    def stand_ins(self, chunk: int, sample: int) -> Iterator[tuple[int, int]]:
+        """Chunk and sample of a few that lie spread over the data, for one that cannot be read."""
+        samples = self.index.samples
+        away = min(len(samples), _STAND_INS + 1)
+        for number in range(1, away):
+            other = (chunk + number * len(samples) // away) % len(samples)
+            if samples[other]:
+                yield other, sample % int(samples[other])
 
     def expect(self, chunks: Iterable[int]) -> None:
         """These are needed next, in this order."""

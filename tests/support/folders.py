@@ -21,7 +21,7 @@ class PathFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.url = str(path)
+        self.url = self.origin = str(path)
         self.bytes_read: Counter[str] = Counter()
 
     def read(self, name: str) -> bytes | None:

@@ -43,6 +43,7 @@ class StoredFolder:
     log: Path
     gate: Path | None = None
     url: str = "stored://data"
+    origin: str = "stored://data"
 
     def read(self, name: str) -> bytes | None:
         path = self.folder / name

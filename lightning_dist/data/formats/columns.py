@@ -25,6 +25,7 @@ class Rows:
         names = table.schema.names if columns is None else columns
         self._columns = {name: _Column(table.column(name)) for name in names}
         self.num_rows = int(table.num_rows)
+        self.size_bytes = int(table.nbytes)
 
     def row(self, index: int) -> dict[str, Any]:
         """Values by column: lists of numbers as arrays, all else as plain Python values; copies."""

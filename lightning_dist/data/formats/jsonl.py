@@ -102,7 +102,7 @@ class OpenLines:
         line = bytes(self._data[self._starts[index] : self._ends[index]])
         try:
             return json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnreadableShardError(f"line {index} of {describe(self._chunk)} is not JSON: {error}") from error
 
     def close(self) -> None:

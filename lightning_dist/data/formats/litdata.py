@@ -80,7 +80,7 @@ class LitDataFormat:
             raise ForeignDataError(f"{where} is not there, or is no index of LitData")
         try:
             return _index(found, folder, where)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ForeignDataError(f"{where} is damaged: {type(error).__name__}: {error}") from error
 
     def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenLitData:

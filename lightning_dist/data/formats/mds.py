@@ -69,7 +69,7 @@ class MdsFormat:
             raise ForeignDataError(f"{where} is not there, or is no index of MosaicML Streaming")
         try:
             return _index(found["shards"], folder, where)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ForeignDataError(f"{where} is damaged: {type(error).__name__}: {error}") from error
 
     def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenMds:
@@ -112,7 +112,7 @@ class OpenMds:
                     raise ValueError(f"the column {name} goes beyond the sample")
                 sample[name] = decode(data[at : at + size])
                 at += size
-        except (ValueError, LookupError, ArithmeticError) as error:
+        except (ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise UnreadableShardError(f"sample {index} of {describe(self._chunk)} is damaged: {error}") from error
         return sample
 

@@ -1,21 +1,23 @@
 """Parquet files, by pyarrow. A file is a chunk, a row a sample.
 
 A row group's bytes could be fetched alone, but not read alone: its place and its schema are at the end of the file. So
-files should not be much larger than what a host fetches at once: 64 to 512 MB. Row groups are decoded one at a time.
+files should not be much larger than what a host fetches at once: 64 to 512 MB. Row groups are decoded one at a time,
+and held as long as memory allows.
 """
 
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
+import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, cast
 
 import numpy as np
 
 from lightning_dist.data.formats.columns import Rows, pyarrow
+from lightning_dist.data.formats.held_groups import HeldGroups
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.index_file import read_index
 from lightning_dist.data.placed_bytes import describe, map_place
@@ -24,8 +26,7 @@ from lightning_dist.data.survey import Piece, Progress, ShardStream, damaged, in
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 
 ENDINGS = (".parquet", ".pq")
-_GROUPS_HELD = 2
-"""Decoded row groups of an open file: samples come from a place or two at a time."""
+_numbers = itertools.count()  # of open files
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class ParquetFormat:
     name = "parquet"
 
     columns: tuple[str, ...] | None = None
+    held: HeldGroups = field(default_factory=HeldGroups, init=False, repr=False, compare=False)
 
     def index(self, folder: ReadFolder) -> DatasetIndex:
         """See :class:`~lightning_dist.data.reading.Format`."""
@@ -53,7 +55,7 @@ class ParquetFormat:
 
     def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenParquet:
         """See :class:`~lightning_dist.data.reading.Format`."""
-        return OpenParquet(map_place(place, chunk), chunk, self.columns)
+        return OpenParquet(map_place(place, chunk), chunk, self.columns, self.held)
 
 
 class OpenParquet:
@@ -63,14 +65,16 @@ class OpenParquet:
         data: All of it.
         chunk: Which it is.
         columns: To read; ``None``: all.
+        held: Its decoded row groups, and those of other files.
     """
 
-    def __init__(self, data: memoryview, chunk: Chunk, columns: tuple[str, ...] | None) -> None:
+    def __init__(self, data: memoryview, chunk: Chunk, columns: tuple[str, ...] | None, held: HeldGroups) -> None:
+        self._held = held
+        self._number = next(_numbers)
         arrow, parquet = pyarrow("reading Parquet"), pyarrow("reading Parquet", "pyarrow.parquet")
         self._chunk = chunk
         self._columns = columns
         self._lock = Lock()  # a reader is not made for several threads
-        self._groups: OrderedDict[int, Rows] = OrderedDict()
         try:
             self._file = parquet.ParquetFile(arrow.BufferReader(arrow.py_buffer(data)))
         except (arrow.ArrowException, OSError) as error:
@@ -98,23 +102,28 @@ class OpenParquet:
 
     def close(self) -> None:
         """See :class:`~lightning_dist.data.reading.OpenChunk`."""
-        self._groups.clear()
+        self._held.drop(self._number)
         self._file = None
 
+    def __del__(self) -> None:
+        self.close()
+
     def _group(self, number: int) -> Rows:
+        key = (self._number, number)
+        found = self._held.get(key)
+        if found is not None:
+            return found
         with self._lock:
-            if number in self._groups:
-                self._groups.move_to_end(number)
-                return self._groups[number]
+            found = self._held.get(key)  # another thread may have decoded it meanwhile
+            if found is not None:
+                return found
             arrow = pyarrow("reading Parquet")
             try:
                 columns = None if self._columns is None else list(self._columns)
                 rows = Rows(self._file.read_row_group(number, columns=columns, use_threads=False), self._columns)
             except (arrow.ArrowException, OSError) as error:
                 raise UnreadableShardError(f"row group {number} of {describe(self._chunk)}: {error}") from error
-            self._groups[number] = rows
-            while len(self._groups) > _GROUPS_HELD:
-                self._groups.popitem(last=False)
+            self._held.put(key, rows)
             return rows
 
 

@@ -143,7 +143,7 @@ def checked_dtype(properties: Mapping[str, Any], url: str) -> None:
         ForeignDataError: It does.
     """
     dtype, seq_len = properties.get("dtype"), properties.get("seq_len")
-    if dtype not in DTYPES or not isinstance(seq_len, int) or seq_len < 1:
+    if not isinstance(dtype, str) or dtype not in DTYPES or type(seq_len) is not int or seq_len < 1:
         raise ForeignDataError(
             f"the index of {url} has dtype={dtype!r} and seq_len={seq_len!r}; allowed are {', '.join(DTYPES)}, and a "
             "length of at least 1: write it again with hierdist data index"
@@ -156,14 +156,24 @@ def recut(index: DatasetIndex, seq_len: int) -> DatasetIndex:
         raise ConfigError(f"seq_len={seq_len}: must be at least 1")
     properties = {**index.properties, "seq_len": seq_len}
     item = np.dtype(DTYPES[index.properties["dtype"]]).itemsize
-    chunk_tokens = int(index.properties["chunk_bytes"]) // item
-    counts = index.properties["shard_tokens"]
-    starts = index.properties.get("shard_starts", [0] * len(counts))
+    counts: Any = properties.get("shard_tokens")
+    chunk_bytes: Any = properties.get("chunk_bytes")
+    starts = properties.get("shard_starts", [0] * len(index.shards))
+    if not (_are_counts(counts, len(index.shards)) and _are_counts(starts, len(index.shards))):
+        raise ForeignDataError(
+            "an index of tokens does not say how many each shard has, so it can be read with its own "
+            f"seq_len={index.properties['seq_len']} only: write it again with hierdist data index"
+        )
+    chunk_tokens = (chunk_bytes if _are_counts([chunk_bytes], 1) else CHUNK_BYTES) // item
     pieces = {
         name: [_piece(start, cut, item) for cut in cut_windows(count, seq_len=seq_len, chunk_tokens=chunk_tokens)]
         for name, start, count in zip(index.shards, starts, counts, strict=True)
     }
     return index_of(index.format, pieces, properties)
+
+
+def _are_counts(values: Any, length: int) -> bool:
+    return isinstance(values, list) and len(values) == length and all(type(n) is int and n >= 0 for n in values)
 
 
 def _piece(start: int, cut: Cut, item: int) -> Piece:

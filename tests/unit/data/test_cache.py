@@ -97,6 +97,18 @@ def test_a_second_pass_reads_nothing_from_storage(bench: Bench) -> None:
     assert bench.fetching() == []
 
 
+def test_the_same_data_of_another_server_are_other_files(tmp_path: Path) -> None:
+    """Without checksums, nothing else would tell them apart."""
+    made = Bench(tmp_path, checksums=False)
+    made.right(made.open(), 0)
+    made.storage = replace(made.storage, origin="stored://data endpoint_url=http://other")
+    shard = made.data / "0.bin"
+    shard.write_bytes(bytes(byte ^ 1 for byte in shard.read_bytes()))
+    made.right(made.open(), 0)
+    for chunks in made.opened:
+        chunks.close()
+
+
 def test_local_data_are_read_where_they_are(one: Bench) -> None:
     chunks = open_chunks(open_read_folder(one.data), one.index)
     assert chunks.place(one.index.chunk(4)) == Place(one.data / "1.bin", SIZE, SIZE)

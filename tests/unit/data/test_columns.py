@@ -1,5 +1,7 @@
 """Parquet and Arrow: rows as dictionaries, whatever the row groups, batches and compression."""
 
+import pickle
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lightning_dist import DataConfig, ShardedLoader, Source
 from lightning_dist.data.formats.arrow import ArrowFormat
-from lightning_dist.data.formats.parquet import ParquetFormat
+from lightning_dist.data.formats.columns import Rows
+from lightning_dist.data.formats.held_groups import HeldGroups
+from lightning_dist.data.formats.parquet import OpenParquet, ParquetFormat
 from lightning_dist.data.index_file import index_bytes
+from lightning_dist.data.placed_bytes import map_place
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 from tests.support.folders import PathFolder, all_samples, open_chunk, place_of
 
@@ -81,14 +87,62 @@ def test_row_groups_are_decoded_once_while_they_are_read(tmp_path: Path, monkeyp
     _write(tmp_path, "parquet")
     index = ParquetFormat().survey(PathFolder(tmp_path))
     opened = open_chunk(ParquetFormat(), tmp_path, index, 0)
+    decoded = _decoded(monkeypatch)
+    for position in (0, 5, 1, 6, 2, 7, 3, 4, 8, 9):
+        opened.sample(position)
+    assert decoded == [0, 1, 2]
+
+
+def test_a_file_that_is_read_in_no_order_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the order of training; with more row groups than two, each sample was decoded by itself."""
+    pq.write_table(TABLE, tmp_path / "0.parquet", row_group_size=3)
+    (tmp_path / "index.json").write_bytes(index_bytes(ParquetFormat().survey(PathFolder(tmp_path))))
+    decoded = _decoded(monkeypatch)
+    loader = ShardedLoader(Source(tmp_path), config=DataConfig(batch_size=5, lanes=1), collate=_ids)
+    assert sorted(chain.from_iterable(loader)) == list(range(30))
+    assert sorted(decoded) == list(range(10))
+    loader.close()
+
+
+def test_row_groups_beyond_memory_are_let_go_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(2):
+        pq.write_table(TABLE.slice(15 * number, 15), tmp_path / f"{number}.parquet", row_group_size=3)
+    index = ParquetFormat().survey(PathFolder(tmp_path))
+    one_group = Rows(TABLE.slice(0, 3), None).size_bytes
+    held = HeldGroups(7 * one_group)
+    files = [
+        OpenParquet(
+            map_place(place_of(tmp_path, index.chunk(number)), index.chunk(number)), index.chunk(number), None, held
+        )
+        for number in range(2)
+    ]
+    decoded = _decoded(monkeypatch)
+    for position in range(0, 15, 3):
+        assert [file.sample(position)["id"] for file in files] == [position, 15 + position]
+    assert decoded == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert held.size_bytes <= 8 * one_group
+    with pytest.warns(UserWarning, match="decoded again and again"):
+        files[0].sample(0)
+    files[1].sample(0)
+    assert decoded[10:] == [0, 0]
+    files[0].close()
+    del files
+    assert held.size_bytes == 0
+    assert pickle.loads(pickle.dumps(held)).size_bytes == 0
+
+
+def _decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Row groups, as they are decoded from now on."""
     decoded: list[int] = []
     read = pq.ParquetFile.read_row_group
     monkeypatch.setattr(
         pq.ParquetFile, "read_row_group", lambda self, number, **kw: decoded.append(number) or read(self, number, **kw)
     )
-    for position in (0, 5, 1, 6, 2, 7, 3, 4, 8, 9):
-        opened.sample(position)
-    assert decoded == [0, 1, 2]
+    return decoded
+
+
+def _ids(samples: list[dict[str, Any]]) -> list[int]:
+    return [sample["id"] for sample in samples]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -391,6 +391,29 @@ def test_or_others_take_its_place(tmp_path: Path, workers: dict[str, Any]) -> No
     loader.close()
 
 
+@pytest.mark.parametrize("workers", sampled(WORKERS, ["inline", "threads far", "processes far"]))
+def test_where_a_whole_batch_cannot_be_read_others_are_the_same_each_time(
+    tmp_path: Path, workers: dict[str, Any]
+) -> None:
+    """They do not depend on what was read before, so a run goes on also from a batch that has none of its own."""
+    folder = torn(tmp_path / "data")
+    options = {"on_unreadable": "skip", "lanes": 1, "shuffle_block": 1, "batch_size": 2}
+    whole = ids(loader_of(folder, **options))
+    assert len(whole) == 24
+    assert set(flat(whole)) < set(range(48))
+    for taken in (0, *range(1, 24, 1 if not workers else 7)):
+        loader = resumed(after(loader_of(folder, **options), taken), loader_of(folder, **options, **workers))
+        assert ids(loader) == whole[taken:]
+
+
+def test_where_nothing_can_be_read_the_run_ends(tmp_path: Path) -> None:
+    folder = write_tokens_of(tmp_path / "data", [12, 12])
+    for path in folder.glob("*.bin"):
+        path.unlink()
+    with pytest.raises(UnreadableShardError, match="shard-"):
+        ids(loader_of(folder, on_unreadable="skip"))
+
+
 class Slow(Ids):
     def __getitem__(self, index: int) -> int:
         if index == 20:
@@ -410,6 +433,23 @@ def test_an_error_in_a_transform_keeps_its_type() -> None:
         loader = loader_of(parts={"transform": broken}, **workers[0])
         with pytest.raises(ZeroDivisionError):
             ids(loader)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_ends_a_thread_ends_the_run(error: BaseException) -> None:
+    """Packages in Rust raise such too, when they panic."""
+
+    def ending(sample: int) -> int:
+        if sample == 20:
+            raise error
+        return sample
+
+    before = Snapshot.take()
+    with pytest.raises(DataError, match=type(error).__name__):
+        ids(loader_of(parts={"transform": ending}, workers=2))
+    assert before.leaks() == []
+    with pytest.raises(type(error)):
+        ids(loader_of(parts={"transform": ending}))
 
 
 def broken(sample: int) -> float:

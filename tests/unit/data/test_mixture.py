@@ -104,6 +104,21 @@ def test_epochs_go_on_and_any_position_is_found_on_its_own(
     assert np.array_equal(np.stack(mixture.locate(2, places - 2 * epoch_samples)), whole[:, places])
 
 
+@pytest.mark.parametrize("weights", [[1e-9, 1e9], [5e-324, 1.0], [1e302, 1e302], [np.float32(3), np.int64(1)]])
+def test_weights_may_be_as_unlike_or_as_large_as_they_like(weights: list[float]) -> None:
+    heavy = max(float(weight) / 2 for weight in weights)
+    light = sum(float(weight) / 2 for weight in weights) - heavy
+    sources = mixed(weights).locate(0, np.arange(48_000)).sources
+    rarer = min(np.bincount(sources, minlength=2))
+    assert abs(rarer - 48_000 * (light / (light + heavy))) < 24
+
+
+def test_weights_whose_sum_is_beyond_numbers_are_refused() -> None:
+    for weight in (1.7e308, 10**400):
+        with pytest.raises(ConfigError, match="is beyond 2e"):
+            mixed([weight, 1.0])
+
+
 def test_a_source_is_gone_through_before_it_comes_again() -> None:
     sizes, weights = [1000, 200, 2000], [2.0, 1.0, 1.0]
     mixture = Mixture(sources_of(sizes), weights)

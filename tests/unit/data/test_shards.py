@@ -7,13 +7,14 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
 
 from lightning_dist.data.reading import ReadFolder
-from lightning_dist.data.shards import _joined, open_read_folder, with_sleep
+from lightning_dist.data.shards import _SERVER_VARIABLES, _joined, open_read_folder, with_sleep
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 from lightning_dist.retry import Retry
 
@@ -111,6 +112,8 @@ def test_secrets_of_a_url_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None
     import fsspec.core
 
     class Server:
+        storage_options: ClassVar[dict[str, Any]] = {}
+
         def cat_file(self, path: str, **options: Any) -> bytes:
             raise PermissionError(f"not you: {path}")
 
@@ -161,3 +164,41 @@ def test_a_child_opens_the_file_system_anew(monkeypatch: pytest.MonkeyPatch) -> 
     assert folder.read("x") == b"1"
     assert opened[1:] == [-1]
     fsspec.filesystem("memory").rm("/shards-fork", recursive=True)
+
+
+def test_links_in_a_circle_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "0.bin").write_bytes(b"123")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "again").symlink_to(tmp_path)
+    assert open_read_folder(tmp_path).sizes() == {"0.bin": 3}
+
+
+def test_the_same_url_at_another_server_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache tells folders apart by it; keys that are renewed are no part of it."""
+    import fsspec.core
+
+    def url_to_fs(url: str, **options: Any) -> Any:
+        return SimpleNamespace(storage_options=options), url
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
+    for name in _SERVER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def origin(**options: Any) -> str:
+        return open_read_folder("s3://bucket/data/", storage_options=options).origin
+
+    one = origin(endpoint_url="http://one:9000", key="me", secret="key-1", client_kwargs={"verify": False})
+    assert one == origin(endpoint_url="http://one:9000", key="me", secret="key-2", anon=False)
+    assert one == origin(endpoint_url="http://user:key-3@one:9000")
+    others = [
+        one,
+        origin(),
+        origin(endpoint_url="http://two:9000"),
+        origin(client_kwargs={"endpoint_url": "http://two:9000", "aws_secret_access_key": "key-4"}),
+    ]
+    assert origin() == "s3://bucket/data"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://three:9000")
+    others.append(origin())
+    assert len(set(others)) == len(others)
+    assert not any("key-" in other for other in others)
