@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -93,8 +94,15 @@ def _record(checkpoint: Checkpoint) -> Table:
     table.add_row("committed", time_text(manifest.created_s))
     table.add_row("size", size_text(manifest.size_bytes))
     for key, value in manifest.record.items():
-        table.add_row(key, str(value))
+        for name, inner in value.items() if isinstance(value, Mapping) else [("", value)]:
+            table.add_row(f"{key}.{name}" if name else key, _text(inner))
     return table
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_text(inner)}" for key, inner in value.items())
+    return str(value)
 
 
 def _tensors(manifest: Manifest) -> Table:

@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -127,6 +127,7 @@ def save(
         "world_size": mode.setting.run.cluster.world_size,
         "hosts": list(mode.setting.run.cluster.host_of_rank),
         "parallel": mode.setting.parallel.mode,
+        "options": {"parallel": asdict(mode.setting.parallel), "sync": asdict(mode.setting.sync)},
         "torch": torch.__version__,
         "lightning": rest.get("pytorch-lightning_version"),
     }

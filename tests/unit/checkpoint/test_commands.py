@@ -22,7 +22,8 @@ from tests.support.saves import every_type, same, save_by_ranks
 def make(path: Path, *, step: int = 1, value: float = 1.0, ranks: int = 2, loss: float = 0.5) -> Path:
     weight = torch.full((30, 4), value)
     state = {"model.weight": weight, "model.tied": weight, "model.bias": torch.arange(4), "loops": {"step": step}}
-    record = {"step": step, "loss": loss, "world_size": ranks}
+    options = {"parallel": {"mode": "zero2", "tensor": {"size": None}}}
+    record = {"step": step, "loss": loss, "world_size": ranks, "options": options}
     save_by_ranks([{**state}] * ranks, open_folder(path), record=record, created_s=float(step))
     return path
 
@@ -38,7 +39,18 @@ def test_ls_and_show_say_what_there_is(tmp_path: Path, capsys: pytest.CaptureFix
     assert "COMMITTED" in printed
     assert main(["checkpoint", "show", str(tmp_path / "s1")]) == 0
     printed = capsys.readouterr().out
-    for text in ("30 x 4", "float32", "tied to model.weight", "int64", "loops", "host0", "0-1", "world_size"):
+    for text in (
+        "30 x 4",
+        "float32",
+        "tied to model.weight",
+        "int64",
+        "loops",
+        "host0",
+        "0-1",
+        "world_size",
+        "options.parallel",
+        "mode=zero2, tensor=size=None",
+    ):
         assert text in printed, text
     assert main(["checkpoint", "show", str(tmp_path / "s2")]) == 2
     assert "was cut off" in capsys.readouterr().err
