@@ -53,7 +53,10 @@ def test_streamed_ranks_read_parts_of_their_own_of_one_length(world_size: int, t
         data = StreamedText(config, GPT, tmp_path / "run", seed=0)
         data.prepare_data()
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
-            distributed_sampler_kwargs={"num_replicas": world_size, "rank": rank}, num_nodes=1
+            distributed_sampler_kwargs={"num_replicas": world_size, "rank": rank},
+            num_nodes=1,
+            current_epoch=0,
+            callbacks=[],
         )
         batches = list(data.train_dataloader())
         assert len(batches) == 199 // 8 // world_size

@@ -49,7 +49,7 @@ class Hostile:
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "b"
+    output = tmp_path / "b.safetensors"
     torn = tmp_path / "torn.ckpt"
     torn.write_bytes(saved(tmp_path / "a.ckpt", {"w": torch.ones(100)}).read_bytes()[:200])
     torch.save({"state_dict": {"w": torch.ones(1)}, "hyper_parameters": Hostile()}, tmp_path / "hostile.ckpt")
