@@ -178,10 +178,18 @@ def _indexes(folder: ReadFolder, arguments: argparse.Namespace) -> list[DatasetI
 
 
 def _refuse_foreign(target: str, file: str, arguments: argparse.Namespace) -> None:
-    """Leave the ``index.json`` of another library alone."""
-    there = _folder(target, arguments)
-    if there.read(file) is not None and not is_index(read_json(there, file)):
-        raise ForeignDataError(f"{target.rstrip('/')}/{file} is another library's: give another folder by --out")
+    """Leave the ``index.json`` of another library alone, and that which was written with its shards."""
+    found = read_json(_folder(target, arguments), file)
+    if found is None:
+        return
+    path = f"{target.rstrip('/')}/{file}"
+    if not is_index(found):
+        raise ForeignDataError(f"{path} is another library's: give another folder by --out")
+    if file == INDEX_NAME and "tokenizer" in (found.get("properties") or {}):
+        raise ConfigError(
+            f"{path} was written with its shards, and knows their tokenizer, which they do not: give another folder by "
+            "--out; for samples of another length only, read them with TokensFormat(seq_len=...)"
+        )
 
 
 def _indexed_folder(arguments: argparse.Namespace) -> ReadFolder:

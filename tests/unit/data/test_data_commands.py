@@ -104,6 +104,18 @@ def test_packed_index_of_shards_that_others_have_written(tmp_path: Path, capsys:
     assert len(rows) == 31  # two of 5, three of 3, five of 2
 
 
+def test_an_index_that_was_written_with_its_shards_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = _write(tmp_path)
+    before = (out / "index.json").read_bytes()
+    again = ["data", "index", str(out), "--format", "tokens", "--seq-len", "16", "--dtype", "uint8"]
+    assert main(again) == 2
+    assert "give another folder by --out" in capsys.readouterr().err
+    assert (out / "index.json").read_bytes() == before
+    assert main([*again, "--out", str(tmp_path / "other")]) == 0
+
+
 def test_indexes_of_other_libraries_are_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("mds_plain", "litdata_plain"):
         assert main(["data", "index", str(FOREIGN / name)]) == 2
