@@ -58,7 +58,6 @@ RESUMES: dict[str, tuple[Any, ...]] = {
     "limited": (Case(trainer={"limit_train_batches": 3}), None),
     "accumulating": (Case(trainer={"accumulate_grad_batches": 2}), None),
     "loaders anew": (Case(trainer={"reload_dataloaders_every_n_epochs": 1}), MIDDLES),
-    "loaders anew, beside, ours": (Case("async", "beside", trainer={"reload_dataloaders_every_n_epochs": 1}), MIDDLES),
     "steps": (Case(trainer=STEPS), MIDDLES),
     "steps, ddp": (Case("ddp", asks=True, trainer=STEPS), MIDDLES),
     "epoch ends": (Case(save=EPOCH_ENDS), None),
