@@ -23,6 +23,7 @@ from lightning_dist.checkpoint.retention import Candidate, Keep, to_delete
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.checkpoint.whole import export_sharded_safetensors, export_sharded_torch
 from lightning_dist.cli.command import Command
+from lightning_dist.cli.storage_options import add_storage_options, storage_options
 from lightning_dist.errors import CheckpointError, ConfigError, ForeignCheckpointError
 from lightning_dist.modes import whole_checkpoints
 
@@ -38,7 +39,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_one(show, "checkpoint")
     verify = actions.add_parser("verify", help="Read all bytes and compare checksums; exit status 1 if they differ.")
     verify.add_argument("path", help="a checkpoint, or a folder of checkpoints")
-    _add_options(verify)
+    add_storage_options(verify)
     verify.add_argument("--fast", action="store_true", help="compare sizes only")
     diff = actions.add_parser("diff", help="Compare two checkpoints; exit status 1 if they differ.")
     _add_one(diff, "first")
@@ -66,27 +67,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument(
         "--weights-only", action="store_true", help="of a .ckpt, leave out optimizers, schedulers and callbacks"
     )
-    _add_options(export)
+    add_storage_options(export)
 
 
 def _add_root(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("root", help="a folder of checkpoints: a path or a URL (s3://, gs://, ...)")
-    _add_options(parser)
+    add_storage_options(parser)
 
 
 def _add_one(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(name, help="a checkpoint: a path or a URL")
-    _add_options(parser)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the file system, e.g. endpoint_url=http://...; secrets come from the environment",
-    )
+    add_storage_options(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -237,15 +228,7 @@ def _candidate(entry: catalog.Found, monitor: str | None) -> Candidate:
 
 
 def _folder(url: str, arguments: argparse.Namespace) -> Folder:
-    options = {}
-    for text in arguments.option:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise ConfigError(
-                f"--option {text!r} cannot be read; write e.g. --option endpoint_url=http://127.0.0.1:9000"
-            )
-        options[key] = value
-    return open_folder(url, storage_options=options)
+    return open_folder(url, storage_options=storage_options(arguments))
 
 
 def _print(*shown: Table) -> None:

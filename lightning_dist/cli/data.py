@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.data_tables import of_dataset
+from lightning_dist.cli.storage_options import add_storage_options, storage_options
 from lightning_dist.config.checks import parse_bytes
 from lightning_dist.data.detection import detect_format
 from lightning_dist.data.encoders import BYTES
@@ -72,28 +73,18 @@ def _add_write(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard-size", default="256MB", metavar="SIZE", help="text a shard (default: 256MB)")
     parser.add_argument("--chunk-size", default=CHUNK_BYTES, metavar="SIZE", help="fetched at once (default: 4MiB)")
     _add_workers(parser)
-    _add_options(parser)
+    add_storage_options(parser)
 
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", help="a folder of data: a path or a URL (s3://, gs://, ...)")
     parser.add_argument("--format", choices=_READ, metavar="NAME", help=f"one of {', '.join(_READ)}; else found out")
-    _add_options(parser)
+    add_storage_options(parser)
 
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="threads (default: cores)"
-    )
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option of the file system, e.g. endpoint_url=http://...; secrets come from the environment",
     )
 
 
@@ -117,7 +108,7 @@ def _write(arguments: argparse.Namespace) -> int:
             out=arguments.out,
             settings=settings,
             workers=arguments.workers,
-            storage_options=_options(arguments),
+            storage_options=storage_options(arguments),
             begin=bar.begin,
             progress=bar.advance,
         )
@@ -140,7 +131,7 @@ def _index(arguments: argparse.Namespace) -> int:
     with _bar("reading") as bar:
         bar.begin(sum(folder.sizes().values()))
         index = reader.survey(folder, workers=arguments.workers, progress=bar.advance)
-    open_write_folder(target, storage_options=_options(arguments)).write(file, index_bytes(index))
+    open_write_folder(target, storage_options=storage_options(arguments)).write(file, index_bytes(index))
     print(f"{target.rstrip('/')}/{file} written")
     _print_indexes(arguments.url, index)
     return 0
@@ -198,19 +189,7 @@ def _indexed_folder(arguments: argparse.Namespace) -> ReadFolder:
 
 
 def _folder(url: str, arguments: argparse.Namespace) -> ReadFolder:
-    return open_read_folder(url, storage_options=_options(arguments))
-
-
-def _options(arguments: argparse.Namespace) -> dict[str, str]:
-    options = {}
-    for text in arguments.option:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise ConfigError(
-                f"--option {text!r} cannot be read; write e.g. --option endpoint_url=http://127.0.0.1:9000"
-            )
-        options[key] = value
-    return options
+    return open_read_folder(url, storage_options=storage_options(arguments))
 
 
 def _print_indexes(url: str, *indexes: DatasetIndex) -> None:

@@ -56,11 +56,6 @@ class OrderOptions:
         check_flags("order", self)
 
 
-FILE_ORDER = OrderOptions(seed=0, lanes=1, shuffle=False)
-"""Sample after sample as they lie in the files: what evaluation and prediction want, whose results are laid beside the
-data. With as many lanes as hosts, or a multiple, each host would read its part of the files only."""
-
-
 class Located(NamedTuple):
     """Samples, one a row.
 

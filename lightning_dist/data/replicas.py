@@ -23,11 +23,6 @@ class Replicas:
         """How many."""
         return len(self.host_of)
 
-    @property
-    def on_own_host(self) -> int:
-        """How many are on this rank's host."""
-        return self.host_of.count(self.host_of[self.own])
-
 
 def of_nodes(num_replicas: int, own: int, num_nodes: int) -> Replicas:
     """Replicas on nodes of equal size, numbered node by node; on one node if they do not divide evenly."""
