@@ -15,7 +15,6 @@ from typing import Any
 
 import fsspec
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -487,11 +486,14 @@ def test_nothing_is_left(tmp_path: Path, workers: dict[str, Any], how: str) -> N
 
 def test_a_forked_process_reads_by_itself(tmp_path: Path) -> None:
     """What is open belongs to the process that opened it."""
+    before = Snapshot.take()
     loader = loader_of(write_tokens_of(tmp_path / "data", [12, 12]))
     whole = ids(loader)
     again = pickle.loads(pickle.dumps(loader_of(tmp_path / "data")))
     assert ids(again) == whole
-    assert not psutil.Process().children()
+    loader.close()
+    again.close()
+    assert before.leaks() == []
 
 
 def test_loaders_may_share_a_source(tmp_path: Path) -> None:
