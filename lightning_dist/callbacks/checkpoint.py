@@ -1,15 +1,13 @@
-"""The callbacks a user adds; thin."""
+"""``ModelCheckpoint`` whose checkpoints are sharded folders, also under Lightning's own ddp."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from copy import copy
-from pathlib import Path
 from typing import Any
 from weakref import proxy
 
@@ -33,10 +31,8 @@ from lightning_dist.events import EventStream
 from lightning_dist.folder_io import FolderCheckpointIO
 from lightning_dist.modes import Mode, Setting, checkpoints
 from lightning_dist.modes.mode import unwrapped
-from lightning_dist.parallel.pipeline.picture import draw
 from lightning_dist.planning.save_interval import Measured, SavePace
 from lightning_dist.state_strategy import StateStrategy
-from lightning_dist.strategy import HierDistStrategy
 
 _KNOWN = (
     "best_k_models",
@@ -48,32 +44,6 @@ _KNOWN = (
     "last_model_path",
     "_last_checkpoint_saved",
 )  # what ModelCheckpoint knows of the checkpoints that there are
-
-
-class PipelinePicture(pl.Callback):
-    """Writes how a pipeline has worked when training ends: ``pipeline.html``, a picture, and ``pipeline.json``.
-
-    Args:
-        folder: Where to; the Trainer's ``default_root_dir`` if not given.
-    """
-
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = folder
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Every rank takes part; rank 0 writes."""
-        strategy = trainer.strategy
-        if not isinstance(strategy, HierDistStrategy):
-            rank_zero_warn("PipelinePicture has no effect without lightning_dist's strategy and parallel=pipeline")
-            return
-        report = strategy.pipeline_report()
-        if report is None or not trainer.is_global_zero:
-            return
-        folder = Path(self._folder or trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "pipeline.html").write_text(draw(report), encoding="utf-8")
-        (folder / "pipeline.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-        rank_zero_info(f"hierdist: a picture of the pipeline is in {folder / 'pipeline.html'}")
 
 
 class AsyncShardedCheckpoint(ModelCheckpoint):

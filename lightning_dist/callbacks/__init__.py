@@ -1,0 +1,6 @@
+"""The callbacks a user adds, one a file; thin."""
+
+from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
+from lightning_dist.callbacks.pipeline_picture import PipelinePicture
+
+__all__ = ["AsyncShardedCheckpoint", "PipelinePicture"]
