@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -92,16 +93,16 @@ def _amdahl(numbers: Numbers) -> Iterator[Line]:
 
 
 def _ring(numbers: Numbers) -> Iterator[Line]:
-    law, source = "ring all-reduce", "Patarasu and Yuan, JPDC 2009"
+    law, source, timed = "ring all-reduce", "Patarasu and Yuan, JPDC 2009", "Thakur et al., 2005"
     size, ranks, rate = numbers.parameters * numbers.gradient_bytes, numbers.ranks, numbers.link_bytes_per_s
     sent, taken_s = laws.ring_all_reduce_bytes(size, ranks), laws.ring_all_reduce_time_s(size, ranks, rate)
     one_way_s = laws.ring_reduce_scatter_time_s(size, ranks, rate)
     yield Line(law, "gradients", size, "bytes", "M", source)
     yield Line(law, "each rank sends, and receives as many", sent, "bytes", "2M(n-1)/n", source)
     yield Line(
-        law, "time: there and back, the link carrying its rate each way", taken_s, "s", "2M(n-1)/n / rate", source
+        law, "time: there and back, the link carrying its rate each way", taken_s, "s", "2M(n-1)/n / rate", timed
     )
-    yield Line(law, "time: one way only, a reduce-scatter", one_way_s, "s", "M(n-1)/n / rate", source)
+    yield Line(law, "time: one way only, a reduce-scatter", one_way_s, "s", "M(n-1)/n / rate", timed)
     if numbers.hosts > 1:
         by_host = laws.hierarchical_bytes_per_host(size, numbers.hosts)
         gain = laws.hierarchical_gain(ranks, numbers.hosts)
@@ -181,17 +182,24 @@ def _run_laws(arguments: argparse.Namespace) -> int:
     except ValueError as error:  # of a formula; it names its argument, as the options are called
         raise ConfigError(str(error)) from error
     if arguments.json:
-        print(json.dumps([asdict(line) for line in lines], indent=2, allow_nan=False, default=str))
+        print(json.dumps([_plain(line) for line in lines], indent=2))
         return 0
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(_table(lines))
     return 0
 
 
+def _plain(line: Line) -> dict[str, Any]:
+    """What JSON can hold: what has no limit is null."""
+    return {**asdict(line), "value": line.value if math.isfinite(line.value) else None}
+
+
 def _numbers(arguments: argparse.Namespace) -> Numbers:
     parameters = number_of("--parameters", arguments.parameters)
     if not 0 < parameters < math.inf:
         raise ConfigError(f"--parameters must be positive, got {arguments.parameters}")
+    if arguments.ranks < 1:
+        raise ConfigError(f"--ranks must be at least 1, got {arguments.ranks}")
     hosts = max(arguments.ranks // 8, 1) if arguments.hosts is None else arguments.hosts
     if not 1 <= hosts <= arguments.ranks:
         raise ConfigError(f"--hosts must be between 1 and --ranks {arguments.ranks}, got {hosts}")
