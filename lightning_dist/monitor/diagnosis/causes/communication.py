@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_dist.monitor.diagnosis import exposed, lossy_link
+from lightning_dist.monitor.diagnosis.causes import exposed, lossy_link
 from lightning_dist.monitor.diagnosis.changes import Shift, shift_of
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence, Traffic
