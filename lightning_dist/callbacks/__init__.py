@@ -1,6 +1,7 @@
 """The callbacks a user adds, one a file; thin."""
 
 from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
+from lightning_dist.callbacks.cluster_monitor import ClusterMonitor
 from lightning_dist.callbacks.pipeline_picture import PipelinePicture
 
-__all__ = ["AsyncShardedCheckpoint", "PipelinePicture"]
+__all__ = ["AsyncShardedCheckpoint", "ClusterMonitor", "PipelinePicture"]
