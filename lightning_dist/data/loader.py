@@ -23,6 +23,7 @@ from torch.utils.data import default_collate
 from lightning_dist.config import DataConfig, resolve_options
 from lightning_dist.data.batches import BatchReader, ReadBatch
 from lightning_dist.data.cache import CacheOptions
+from lightning_dist.data.decoded import default_limit_bytes
 from lightning_dist.data.identity import DataIdentity, DataSummary
 from lightning_dist.data.position import Position, begun, done, from_state, given, is_at_end, to_state
 from lightning_dist.data.replicas import Replicas, of_launcher
@@ -97,6 +98,7 @@ class ShardedLoader:
         self._running: Running | None = None
         cache = self.config.cache_dir
         for source in self._sources:
+            source.decoded_limit_bytes = self._decoded_limit_bytes()
             source.cache = CacheOptions(
                 folder=None if cache is None else Path(cache).expanduser(),
                 limit_bytes=self.config.cache_limit_bytes,
@@ -141,6 +143,13 @@ class ShardedLoader:
         for source in self._sources:
             source.keep_open = self._chunks_at_once(source, lanes)
         return share
+
+    def _decoded_limit_bytes(self) -> int:
+        """What a source may hold in each process that reads."""
+        config, limit = self.config, self.config.decoded_limit_bytes
+        processes = config.workers if config.readers == "processes" else 1
+        whole = limit if limit is not None else default_limit_bytes()
+        return whole // (max(1, processes) * len(self._sources))
 
     def _chunks_at_once(self, source: Source, lanes: int) -> int:
         """How many of a source's chunks are read by turns: in each of its lanes, those of a block."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from lightning_dist.data.cache import CacheOptions, open_chunks
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.detection import detect_format
 from lightning_dist.data.formats import make_format
 from lightning_dist.data.formats.mapped import MappedFormat, NothingToFetch
@@ -49,6 +50,7 @@ class Source:
         self.weight = weight
         self.cache = CacheOptions()
         self.keep_open = 64
+        self.decoded_limit_bytes: int | None = None
         self._url = os.fspath(data) if isinstance(data, str | os.PathLike) else None
         self._given_format = format
         self._storage_options = storage_options
@@ -174,6 +176,7 @@ class _Opened:
         self.counts = Counts()
         self._source = source
         self.chunks = source.chunks_here(self.counts)
+        self._decoded = Decoded(source.decoded_limit_bytes)
         self._open: OrderedDict[int, OpenChunk] = OrderedDict()
         self._lock = threading.Lock()
         self._opening = [threading.Lock() for _ in range(_STRIPES)]  # a chunk is opened once, however many ask
@@ -187,7 +190,8 @@ class _Opened:
             if found is not None:
                 return found
             source = self._source
-            found = open_chunk(self.chunks, source.format, source.index.chunk(number), source.index.properties)
+            chunk = source.index.chunk(number)
+            found = open_chunk(self.chunks, source.format, chunk, source.index.properties, self._decoded)
             with self._lock:
                 self._open[number] = found
                 while len(self._open) > source.keep_open:

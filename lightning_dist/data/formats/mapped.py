@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.reading import Place, ReadFolder
 from lightning_dist.errors import ForeignDataError
@@ -63,7 +64,7 @@ class MappedFormat:
             properties={"type": type(self.dataset).__name__},
         )
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenRange:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenRange:
         """See :class:`~lightning_dist.data.reading.Format`; the place does not matter."""
         return OpenRange(self.dataset, chunk)
 
