@@ -11,7 +11,7 @@ import copy
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,6 +66,9 @@ class ShardedLoader:
         ForeignDataError: The data are in no format that is read.
     """
 
+    dataset: Sized
+    """As long as the largest batch that Lightning may try; only there where it looks for one."""
+
     def __init__(
         self,
         data: Any,
@@ -113,6 +116,12 @@ class ShardedLoader:
     def batch_size(self) -> int:
         """Samples a batch of this rank has, but for the last."""
         return self.config.batch_size
+
+    @property
+    def largest_batch(self) -> int:
+        """Samples that a batch can have, since this rank takes so many of an epoch."""
+        share = self.share
+        return share.order.num_samples // len(share.dealing.host_of_replica)
 
     def place(self, replicas: Replicas, events: EventStream | None = None) -> None:
         """Say who reads; without it, each rank of the launcher is a replica.

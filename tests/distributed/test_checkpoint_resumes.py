@@ -36,7 +36,7 @@ def _trainer(context: RankContext, name: str, *callbacks: pl.Callback, **argumen
 # -- the next losses ---------------------------------------------------------------------------------------------------
 
 DONE, NEXT = 3, 5
-CHAIN = ("zero3", "ddp", "pipeline", "zero1", "zero3")
+CHAIN = ("zero3", "ddp", "pipeline", "zero1")
 
 
 class SameSteps(StageLearner):

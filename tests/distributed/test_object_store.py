@@ -182,9 +182,9 @@ def lose_the_store(context: RankContext, address: str, kind: str) -> tuple[str, 
     """The server takes nothing for the second checkpoint, and never will: how the run ends, what is there and loads."""
     import s3fs
 
-    folder, true_call = "s3://lost/a", s3fs.S3FileSystem.call_s3
+    folder, true_call = f"s3://lost-{kind}/a", s3fs.S3FileSystem.call_s3
     if context.rank == 0:
-        s3fs.S3FileSystem(endpoint_url=address).mkdir("lost")
+        s3fs.S3FileSystem(endpoint_url=address).mkdir(f"lost-{kind}")
     torch.distributed.barrier()
 
     def call_s3(self: Any, method: str, *arguments: Any, **options: Any) -> Any:
@@ -216,7 +216,7 @@ def lose_the_store(context: RankContext, address: str, kind: str) -> tuple[str, 
 def test_a_store_that_refuses_for_good_ends_all_ranks(ranks: RankPool, server: str, kind: str) -> None:
     call = {**CALL, "env": {**CALL["env"], "AWS_ENDPOINT_URL": server}}
     for said, whole, step in ranks.run(lose_the_store, world_size=2, args=(server, kind), deadline_s=100, **call):
-        assert said.startswith("saving s3://lost/a/step=2.ckpt"), said
+        assert said.startswith(f"saving s3://lost-{kind}/a/step=2.ckpt"), said
         assert {"denied": "Access Denied", "busy": "reduce your request rate"}[kind] in said
         assert whole == ["step=1.ckpt"]
         assert step > 3, "the run went on"
