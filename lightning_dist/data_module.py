@@ -11,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_dist.config import DataConfig, resolve_options
-from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.loader import ShardedLoader, sources_of
 from lightning_dist.data.open_loaders import OpenLoaders
 from lightning_dist.data.replicas import of_nodes
 from lightning_dist.data.source import Source
@@ -53,6 +53,10 @@ class ShardedDataModule(pl.LightningDataModule):
         super().__init__()
         self.config = resolve_options("data", config, DataConfig)
         self._data = {"train": train, "val": val, "test": test, "predict": predict}
+        for name, data in self._data.items():  # what cannot be data is to be known at once
+            for each in data.values() if isinstance(data, Mapping) and name != "train" else [data]:
+                if each is not None:
+                    sources_of(each)
         self._transform = transform
         self._eval_transform = eval_transform if eval_transform is not None else transform
         self._collate = collate

@@ -83,7 +83,7 @@ class ShardedLoader:
             raise unknown_option("role", role, ROLES)
         self.config = resolve_options("data", config, DataConfig)
         self.role = role
-        self._sources = _sources_of(data)
+        self._sources = sources_of(data)
         self._transform = transform
         self._collate = collate if collate is not None else default_collate
         self._epoch_samples = epoch_samples
@@ -351,9 +351,21 @@ def _none() -> int:
     return 0
 
 
-def _sources_of(data: Any) -> list[Source]:
-    """The sources of what a user gives; this loader's own, since it opens and closes them."""
+def sources_of(data: Any) -> list[Source]:
+    """The sources of what a user gives to a loader; its own, since it opens and closes them.
+
+    Raises:
+        ConfigError: There are none, or it does not follow what is meant.
+        ForeignDataError: It is neither a name nor a data set with a length.
+    """
     is_list = isinstance(data, list | tuple)
+    if is_list and not data:
+        raise ConfigError("no data: give a folder, a data set, or a list of at least one Source")
+    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
+        raise ConfigError(
+            f"names ({', '.join(data) or 'none'}) are of several loaders, and this is one: give ShardedDataModule the "
+            "mapping for val, test or predict, or make a ShardedLoader of each"
+        )
     if is_list and data and all(isinstance(each, str | os.PathLike) for each in data):
         raise ConfigError(
             f"a list of names may be of folders or samples: write [Source({os.fspath(data[0])!r}), ...] for folders, "

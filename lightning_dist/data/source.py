@@ -13,9 +13,10 @@ from lightning_dist.data.cache import CacheOptions, open_chunks
 from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.detection import detect_format
 from lightning_dist.data.formats import make_format
-from lightning_dist.data.formats.mapped import MappedFormat, NothingToFetch
+from lightning_dist.data.formats.mapped import MappedFormat, NothingToFetch, check_mapped
 from lightning_dist.data.index import DatasetIndex
 from lightning_dist.data.index_file import IndexElsewhere
+from lightning_dist.data.mixture import check_weight
 from lightning_dist.data.reading import Chunks, Format, OpenChunk, ReadFolder, open_chunk
 from lightning_dist.data.shards import open_read_folder
 from lightning_dist.errors import ConfigError
@@ -35,7 +36,9 @@ class Source:
         index_url: Folder with its index, if that does not lie beside the data.
 
     Raises:
-        ConfigError: Something that a map-style data set has no use for was given.
+        ConfigError: The weight is not positive, there is no name, or something was given that a map-style data set has
+            no use for.
+        ForeignDataError: It is neither a name nor a data set with a length.
     """
 
     def __init__(
@@ -47,11 +50,14 @@ class Source:
         storage_options: Mapping[str, Any] | None = None,
         index_url: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_weight("a Source", weight)
         self.weight = weight
         self.cache = CacheOptions()
         self.keep_open = 64
         self.decoded_limit_bytes: int | None = None
         self._url = os.fspath(data) if isinstance(data, str | os.PathLike) else None
+        if self._url == "":
+            raise ConfigError("a Source has an empty name: write the folder of its data, as a path or URL")
         self._given_format = format
         self._storage_options = storage_options
         self._index_url = index_url
@@ -61,6 +67,7 @@ class Source:
                 raise ConfigError(
                     f"format, storage_options and index_url are of folders; {type(data).__name__} is a data set"
                 )
+            check_mapped(data)
             self._given_format = MappedFormat(data)
 
     @property

@@ -26,6 +26,23 @@ class MapStyle(Protocol):
         """One of them."""
 
 
+def check_mapped(dataset: Any) -> None:
+    """Refuse what is no map-style data set, by its methods; that its length is unknown may show later.
+
+    Raises:
+        ForeignDataError: It is none.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise _without_length(dataset)
+
+
+def _without_length(dataset: Any) -> ForeignDataError:
+    return ForeignDataError(
+        f"{type(dataset).__name__} has no length, so its samples have no order of their own: "
+        "give a data set with __len__ and __getitem__"
+    )
+
+
 @dataclass(frozen=True)
 class MappedFormat:
     """A map-style data set.
@@ -49,10 +66,7 @@ class MappedFormat:
         try:
             size = len(self.dataset)
         except (TypeError, NotImplementedError) as error:
-            raise ForeignDataError(
-                f"{type(self.dataset).__name__} has no length, so its samples have no order of their own: "
-                "give a data set with __len__ and __getitem__"
-            ) from error
+            raise _without_length(self.dataset) from error
         starts = np.arange(0, size, self.chunk_samples, dtype=np.int64)
         return DatasetIndex(
             format=self.name,
