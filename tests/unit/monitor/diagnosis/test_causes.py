@@ -215,7 +215,7 @@ def test_a_busy_gpu_speaks_against_waiting() -> None:
     waiting = Model(times_s={Phase.DATA_WAIT: 0.03})
     doubted = dataclasses.replace(waiting, metrics={"gpu_utilisation": 0.99})
     assert _main(doubted).confidence < _main(waiting).confidence
-    saw_tooth = dataclasses.replace(waiting, metrics={"gpu_utilisation": (0.1, 0.95)})
+    saw_tooth = dataclasses.replace(waiting, metrics={"gpu_utilisation": (0.95, 0.9, 0.1, 0.1)})
     assert "saw-tooth" in _main(saw_tooth).evidence[0]
     assert _main(saw_tooth).confidence == _main(waiting).confidence
 
