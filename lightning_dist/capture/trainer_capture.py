@@ -8,8 +8,11 @@ Note [Steps]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.capture.backward_end import EndOfCompute
@@ -64,9 +67,10 @@ class TrainerCapture:
 
     Args:
         trainer: Whose process group is there.
+        clock_ns: Monotonic clock, where the strategy has no event stream with one.
     """
 
-    def __init__(self, trainer: pl.Trainer) -> None:
+    def __init__(self, trainer: pl.Trainer, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.rank = trainer.global_rank
         self.problem: str | None = None
         self.unavailable: dict[str, str] = {}
@@ -74,7 +78,9 @@ class TrainerCapture:
         events = getattr(trainer.strategy, "events", None)
         self._owns_events = not isinstance(events, EventStream)
         self.events: EventStream = (
-            EventStream(rank=self.rank, capacity=_OWN_EVENTS) if not isinstance(events, EventStream) else events
+            EventStream(rank=self.rank, capacity=_OWN_EVENTS, clock_ns=clock_ns)
+            if not isinstance(events, EventStream)
+            else events
         )
         self._trainer = trainer
         self._clock = _clock_of(trainer.strategy.root_device, self.events)
@@ -265,7 +271,9 @@ class TrainerCapture:
         self.events.span_from(SPAN_OF_PHASE[Phase.DATA_WAIT], self._fetch_started)
 
     def _read_batch(self, batch: Any, batch_idx: int) -> None:
-        self._batches = together(self._batches, measure(batch, self.count_tokens))
+        by_module = isinstance(self._trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher)
+        read = Batches(1) if by_module else measure(batch, self.count_tokens)  # the module is still to ask for it
+        self._batches = together(self._batches, read)
 
     def _next_batch(self, data_fetcher: Any) -> None:
         if not self._is_running or self._trainer.global_step != self._step:
@@ -319,7 +327,13 @@ class TrainerCapture:
     def _give_up(self, error: Exception) -> None:
         self.problem = f"{type(error).__name__}: {error}"
         self.close()
-        rank_zero_warn(f"steps are no longer recorded, and training goes on: {self.problem}")
+        say(f"rank {self.rank} records no more steps, and training goes on: {self.problem}")
+
+
+def say(text: str) -> None:
+    """Warn; where warnings are errors, too, no training fails by it."""
+    with contextlib.suppress(Warning):
+        warnings.warn(text, stacklevel=2)
 
 
 def _clock_of(device: torch.device, events: EventStream) -> DeviceTimes | None:
