@@ -1,4 +1,4 @@
-"""A run's report, written: the monitor's page with the pictures that other parts of the library have made of the run."""
+"""A run's report, written: the page of its record, with the pictures that other parts of the library made."""
 
 from __future__ import annotations
 
