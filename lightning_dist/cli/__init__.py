@@ -13,10 +13,17 @@ from lightning_dist.cli.checkpoint import CHECKPOINT
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.data import DATA
 from lightning_dist.cli.laws import LAWS
+from lightning_dist.cli.report import REPORT
 from lightning_dist.cli.topology import TOPOLOGY
 from lightning_dist.errors import HierDistError
 
-COMMANDS: dict[str, Command] = {"topology": TOPOLOGY, "checkpoint": CHECKPOINT, "data": DATA, "laws": LAWS}
+COMMANDS: dict[str, Command] = {
+    "topology": TOPOLOGY,
+    "checkpoint": CHECKPOINT,
+    "data": DATA,
+    "report": REPORT,
+    "laws": LAWS,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
