@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 BLOCKS_AT_MOST = 64  # as many as a record keeps
 TIMES_MEMORY = 4  # a block's length over the autocorrelation time: neighbours then correlate by about 0.06
 _WINDOW = 5  # Sokal's c
@@ -54,17 +56,17 @@ def autocorrelation_time(values: Sequence[float]) -> float:
     its result: Sokal, "Monte Carlo methods in statistical mechanics: foundations and new algorithms", 1997. No less
     than 1: alternating values would give less, and are not to be trusted to go on.
     """
-    centred = _centred_ranks(values[-_VALUES_AT_MOST:])
-    count = len(centred)
-    variance = sum(value * value for value in centred)
-    if count < 4 or variance == 0:
+    ranks = np.asarray(average_ranks(values[-_VALUES_AT_MOST:]))
+    count = len(ranks)
+    centred = ranks - (count + 1) / 2
+    if count < 4 or not centred.any():
         return 1.0
-    time = 1.0
-    for lag in range(1, count // 2):
-        time += 2 * sum(a * b for a, b in zip(centred, centred[lag:], strict=False)) / variance
-        if lag >= _WINDOW * time:
-            break
-    return max(time, 1.0)
+    spectrum = np.fft.rfft(centred, 2 * count)
+    covariances = np.fft.irfft(np.abs(spectrum) ** 2)[: count // 2]
+    times = 1 + 2 * np.cumsum(covariances[1:]) / covariances[0]
+    ends = np.arange(1, len(times) + 1) >= _WINDOW * times
+    end = int(ends.argmax()) if ends.any() else len(times) - 1
+    return max(float(times[end]), 1.0)
 
 
 def average_ranks(values: Sequence[float]) -> list[float]:
@@ -80,8 +82,3 @@ def average_ranks(values: Sequence[float]) -> list[float]:
             ranks[index] = (start + end + 1) / 2
         start = end
     return ranks
-
-
-def _centred_ranks(values: Sequence[float]) -> list[float]:
-    middle = (len(values) + 1) / 2
-    return [rank - middle for rank in average_ranks(values)]

@@ -1,10 +1,10 @@
 """Whether two runs differ, metric by metric: significance, not only difference. Pure.
 
-The test is Mann and Whitney's on the medians of blocks (see :mod:`lightning_dist.monitor.history.blocks`): "On a test of
-whether one of two random variables is stochastically larger than the other", Annals of Mathematical Statistics 1947, by
-the normal approximation, corrected for ties and continuity. The change and its interval are the estimate that goes with
-it: Hodges and Lehmann, "Estimates of location based on rank tests", 1963. Many metrics are tested at once, so p-values
-are Holm's: "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+The test is Mann and Whitney's on the medians of blocks (see :mod:`lightning_dist.monitor.history.blocks`): "On a test
+of whether one of two random variables is stochastically larger than the other", Annals of Mathematical Statistics 1947,
+by the normal approximation, corrected for ties and continuity. The change and its interval are the estimate that goes
+with it: Hodges and Lehmann, "Estimates of location based on rank tests", 1963. Many metrics are tested at once, so
+p-values are Holm's: "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
 
 Significant means that the two runs differ, not that their configurations do: a machine has good and bad days. Where the
 history has several runs of the configuration, a difference is also held against how far these lie apart.

@@ -60,9 +60,7 @@ def _kinds() -> dict[str, Kind]:
         title = f"{phase.value.replace('_', ' ').capitalize()} per step"
         kinds[_phase_metric(phase)] = Kind("s", title, is_rare=phase in _RARE_PHASES)
     for name, metric in METRICS.items():
-        way = (
-            Better.HIGHER if name in _HIGHER_IS_BETTER else Better.NEITHER if name in _NEITHER else Better.LOWER
-        )
+        way = Better.HIGHER if name in _HIGHER_IS_BETTER else Better.NEITHER if name in _NEITHER else Better.LOWER
         kinds.setdefault(name, Kind(metric.unit, metric.title, way, is_rare=name in _RARE))
     return kinds
 
@@ -92,16 +90,16 @@ def warm_up(count: int) -> int:
 
 
 def _of_steps(ranks: Iterable[RankRecord]) -> dict[str, tuple[float, ...]]:
+    with_steps = [rank for rank in ranks if rank.steps]
     by_step: dict[int, list[StepRecord]] = defaultdict(list)
-    most = 0
-    for rank in ranks:
-        most += 1
+    for rank in with_steps:
         for step in rank.steps:
             by_step[step.step].append(step)
-    numbers = sorted(step for step, records in by_step.items() if len(records) == most)
+    numbers = sorted(step for step, records in by_step.items() if len(records) == len(with_steps))
     numbers = numbers[warm_up(len(numbers)) :]
+    reading = _reading(with_steps)
     series: dict[str, tuple[float, ...]] = {}
-    for name, value_of in _STEP_VALUES.items():
+    for name, value_of in _step_values(reading).items():
         values = [value_of(by_step[number]) for number in numbers]
         if all(value is not None and math.isfinite(value) for value in values):
             series[name] = tuple(value for value in values if value is not None)
@@ -133,9 +131,17 @@ def _duration(steps: list[StepRecord]) -> float | None:
     return _mean(step.duration_s for step in steps)
 
 
-def _rate(amount_of: Callable[[StepRecord], int | None]) -> _StepValue:
+def _reading(ranks: Iterable[RankRecord]) -> frozenset[int]:
+    """One rank of those that read the same samples: of a pipeline's stages, or of a tensor group."""
+    first: dict[object, int] = {}
+    for rank in ranks:
+        first.setdefault(rank.header.facts.get("data_parallel_rank", ("rank", rank.header.rank)), rank.header.rank)
+    return frozenset(first.values())
+
+
+def _rate(amount_of: Callable[[StepRecord], int | None], reading: frozenset[int]) -> _StepValue:
     def rate(steps: list[StepRecord]) -> float | None:
-        amounts, seconds = [amount_of(step) for step in steps], _duration(steps)
+        amounts, seconds = [amount_of(step) for step in steps if step.rank in reading], _duration(steps)
         known = [amount for amount in amounts if amount is not None]
         return sum(known) / seconds if seconds and len(known) == len(amounts) else None
 
@@ -162,12 +168,13 @@ def _exposed_s(step: StepRecord) -> float | None:
     return None if step.communication is None else step.communication.exposed_s
 
 
-_STEP_VALUES: Mapping[str, _StepValue] = {
-    "step": _duration,
-    "samples_per_s": _rate(lambda step: step.samples),
-    "tokens_per_s": _rate(lambda step: step.tokens),
-    **{_phase_metric(phase): _phase(phase) for phase in Phase},
-    "communication": lambda steps: _mean(_communication_s(step) for step in steps),
-    "communication_share": _share(_communication_s),
-    "exposed_communication_share": _share(_exposed_s),
-}
+def _step_values(reading: frozenset[int]) -> Mapping[str, _StepValue]:
+    return {
+        "step": _duration,
+        "samples_per_s": _rate(lambda step: step.samples, reading),
+        "tokens_per_s": _rate(lambda step: step.tokens, reading),
+        **{_phase_metric(phase): _phase(phase) for phase in Phase},
+        "communication": lambda steps: _mean(_communication_s(step) for step in steps),
+        "communication_share": _share(_communication_s),
+        "exposed_communication_share": _share(_exposed_s),
+    }

@@ -15,9 +15,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
-from lightning_dist.errors import MonitorError
+from lightning_dist.errors import RecordError
 from lightning_dist.monitor.history.blocks import in_blocks
 from lightning_dist.monitor.history.series import KINDS, run_series
 from lightning_dist.monitor.record import RunRecord
@@ -92,6 +93,15 @@ class RunSummary:
         return self.likeness == other.likeness
 
     @property
+    def moment(self) -> datetime:
+        """When it began; runs that do not say are the oldest."""
+        try:
+            moment = datetime.fromisoformat(self.started)
+        except ValueError:
+            return datetime.min.replace(tzinfo=timezone.utc)
+        return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+    @property
     def likeness(self) -> tuple[str, int, str]:
         """What runs that may be compared share."""
         return self.config_hash, self.world_size, self.host_kind
@@ -132,13 +142,13 @@ def from_json(values: Any) -> RunSummary:
     """Read a record of this version or an earlier one.
 
     Raises:
-        MonitorError: It is none, or one of a later version.
+        RecordError: It is none, or one of a later version.
     """
     version = values.get("version") if isinstance(values, dict) else None
     if not isinstance(version, int) or version < 0:
-        raise MonitorError("it is no record of a run: it has no version")
+        raise RecordError("it is no record of a run: it has no version")
     if version > VERSION:
-        raise MonitorError(f"it is of version {version}, this lightning_dist reads up to {VERSION}: take a newer one")
+        raise RecordError(f"it is of version {version}, this lightning_dist reads up to {VERSION}: take a newer one")
     for step in range(version, VERSION):
         values = _UPGRADES[step](values)
     try:
@@ -148,7 +158,7 @@ def from_json(values: Any) -> RunSummary:
         }
         return RunSummary(**{**_known(values, RunSummary), "metrics": metrics})
     except (KeyError, TypeError, AttributeError) as error:
-        raise MonitorError(f"it is no record of a run: {error}") from error
+        raise RecordError(f"it is no record of a run: {error}") from error
 
 
 def _from_version_0(values: dict[str, Any]) -> dict[str, Any]:
