@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def loader_facts(trainer: pl.Trainer) -> dict[str, Any]:
         ``loader``, ``dataset``, ``sampler``: class names. ``is_sharded``: whether ranks read different samples;
         ``None``: not to be seen. ``dataset_length``: samples of the whole set. ``samples_per_epoch``: of this rank.
         ``dataset_bytes``: on storage. ``held_bytes``: of tensors, arrays and bytes that the data set holds in this
-        rank's memory. ``num_workers``: processes that read. ``data_parallel_rank``: ranks with the same one read the
+        rank's memory. ``workers``: processes that read. ``data_parallel_rank``: ranks with the same one read the
         same samples. ``cpu_model``, ``cpu_cores``.
     """
     facts: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def facts_of(loader: Any, *, num_parts: int) -> dict[str, Any]:
         return _of_ours(loader)
     dataset = getattr(loader, "dataset", None)
     sampler = _sampler(loader)
-    facts: dict[str, Any] = {"loader": type(loader).__name__, "num_workers": getattr(loader, "num_workers", None)}
+    facts: dict[str, Any] = {"loader": type(loader).__name__, "workers": getattr(loader, "num_workers", None)}
     if dataset is None:
         return facts | {"is_sharded": True if num_parts == 1 else None}
     length = _length(dataset)
@@ -107,7 +107,7 @@ def _of_ours(loader: ShardedLoader) -> dict[str, Any]:
         "samples_per_epoch": order.num_samples // dealing.num_replicas,
         "dataset_bytes": None if is_mapped else sum(sizes),
         "held_bytes": None if is_mapped else 0,
-        "num_workers": loader.config.workers,
+        "workers": loader.config.workers,
         "batch_size": loader.batch_size,
     }
 
@@ -125,8 +125,8 @@ def _sampler(loader: Any) -> Any:
     sampler = getattr(loader, "batch_sampler", None)
     if sampler is None:
         sampler = getattr(loader, "sampler", None)
-    while isinstance(getattr(sampler, "sampler", None), Iterable):
-        sampler = sampler.sampler
+    while (inner := getattr(sampler, "sampler", None)) is not None:
+        sampler = inner
     return sampler
 
 
@@ -151,11 +151,7 @@ def _wrapped(dataset: Any) -> Iterator[Any]:
             continue
         seen.add(id(part))
         yield part
-        waiting += [
-            inner
-            for inner in (getattr(part, "dataset", None), *_list(getattr(part, "datasets", ())))
-            if inner is not None
-        ]
+        waiting += [getattr(part, "dataset", None), *_list(getattr(part, "datasets", ()))]
 
 
 def _list(value: Any) -> list[Any]:

@@ -137,9 +137,9 @@ class _Figures:
         if step is not None:
             gauges["last_step"] = ("last_step_seconds", "The newest step", step.duration_s)
             gauges["global_step"] = ("global_step", "Optimizer steps before the newest one", float(step.step))
-        for name, title, value in gauges.values():
+        for name, title, newest_value in gauges.values():
             gauge = GaugeMetricFamily(f"{_PREFIX}_{name}", title, labels=[*self._labels])
-            gauge.add_metric([*self._labels.values()], value)
+            gauge.add_metric([*self._labels.values()], newest_value)
             yield gauge
 
 

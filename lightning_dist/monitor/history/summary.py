@@ -173,7 +173,7 @@ _UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {0: _from_
 _PLAIN = tuple(name for name in RunSummary.__dataclass_fields__ if name != "metrics")
 
 
-def _known(values: Mapping[str, Any], kind: type) -> dict[str, Any]:
+def _known(values: Mapping[str, Any], kind: type[MetricSummary | RunSummary]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in kind.__dataclass_fields__}
 
 

@@ -58,7 +58,7 @@ def test_a_distributed_sampler_shares_the_data_set() -> None:
         "samples_per_epoch": 25,
         "dataset_bytes": None,
         "held_bytes": 800,
-        "num_workers": 0,
+        "workers": 0,
         "batch_size": 5,
     }
 
