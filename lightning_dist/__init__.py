@@ -9,7 +9,7 @@ import sys
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_dist.callbacks import AsyncShardedCheckpoint, PipelinePicture
+from lightning_dist.callbacks import AsyncShardedCheckpoint, PipelinePicture, StepTimeline
 from lightning_dist.config import CheckpointConfig, DataConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.source import Source
@@ -36,6 +36,7 @@ __all__ = [
     "ShardedDataModule",
     "ShardedLoader",
     "Source",
+    "StepTimeline",
     "SyncConfig",
     "TokenSettings",
     "TopologyConfig",

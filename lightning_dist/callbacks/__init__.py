@@ -2,5 +2,6 @@
 
 from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
 from lightning_dist.callbacks.pipeline_picture import PipelinePicture
+from lightning_dist.callbacks.step_timeline import StepTimeline
 
-__all__ = ["AsyncShardedCheckpoint", "PipelinePicture"]
+__all__ = ["AsyncShardedCheckpoint", "PipelinePicture", "StepTimeline"]
