@@ -23,6 +23,19 @@ _UNITS |= {"W": "watts", "C": "celsius"}
 _PREFIX = "hierdist"
 
 
+def require_package(port: int) -> None:
+    """Refuse a port where nothing can serve it.
+
+    Raises:
+        ConfigError: prometheus-client is not installed.
+    """
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError(
+            f"monitor.prometheus_port={port} needs the package prometheus-client: "
+            "pip install 'lightning-dist[monitor]'"
+        )
+
+
 class PrometheusEndpoint:
     """Serves a rank's newest figures at ``http://HOST:PORT/metrics``. Any thread may hand it some.
 
@@ -37,11 +50,7 @@ class PrometheusEndpoint:
     """
 
     def __init__(self, port: int, *, host: str = "127.0.0.1") -> None:
-        if importlib.util.find_spec("prometheus_client") is None:
-            raise ConfigError(
-                f"monitor.prometheus_port={port} needs the package prometheus-client: "
-                "pip install 'lightning-dist[monitor]'"
-            )
+        require_package(port)
         self.port = port
         self.host = host
         self.problem: str | None = None  # why nothing is served
