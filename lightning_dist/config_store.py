@@ -17,7 +17,14 @@ from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, OmegaConf
 
-from lightning_dist.config import MonitorConfig, ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig, parse_bytes
+from lightning_dist.config import (
+    MonitorConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    SyncConfig,
+    TopologyConfig,
+    parse_bytes,
+)
 from lightning_dist.errors import ConfigError, UnknownOptionError, unknown_key
 from lightning_dist.run_config import (
     AdamWConfig,

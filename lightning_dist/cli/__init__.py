@@ -11,11 +11,21 @@ from collections.abc import Sequence
 
 from lightning_dist.cli.checkpoint import CHECKPOINT
 from lightning_dist.cli.command import Command
+from lightning_dist.cli.compare import COMPARE
 from lightning_dist.cli.data import DATA
+from lightning_dist.cli.doctor import DOCTOR
+from lightning_dist.cli.history import HISTORY
 from lightning_dist.cli.topology import TOPOLOGY
 from lightning_dist.errors import HierDistError
 
-COMMANDS: dict[str, Command] = {"topology": TOPOLOGY, "checkpoint": CHECKPOINT, "data": DATA}
+COMMANDS: dict[str, Command] = {
+    "topology": TOPOLOGY,
+    "checkpoint": CHECKPOINT,
+    "data": DATA,
+    "compare": COMPARE,
+    "history": HISTORY,
+    "doctor": DOCTOR,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from lightning_dist.monitor.history.comparison import LEVEL, Change, Comparison,
 from lightning_dist.monitor.history.folder import named, read_history, read_summary
 from lightning_dist.monitor.history.series import KINDS
 from lightning_dist.monitor.history.summary import RunSummary, summarise
-from lightning_dist.monitor.report.quantities import quantity
+from lightning_dist.monitor.report.quantities import form_of, text
 from lightning_dist.monitor.run_files import read_run
 from lightning_dist.monitor.run_folders import locate
 
@@ -113,8 +113,8 @@ def _row(each: Difference) -> tuple[str, ...]:
     }
     return (
         each.metric,
-        quantity(each.first, each.unit),
-        quantity(each.second, each.unit),
+        text(each.first, form_of(each.metric, each.unit)),
+        text(each.second, form_of(each.metric, each.unit)),
         "" if each.change is None else f"{each.change:+.1%}",
         interval,
         "" if each.p is None else f"{each.p:.2g}",

@@ -19,7 +19,7 @@ from lightning_dist.monitor.history.drift import RUNS_AT_LEAST, Drift, drifts, v
 from lightning_dist.monitor.history.folder import read_history
 from lightning_dist.monitor.history.series import KINDS
 from lightning_dist.monitor.history.summary import RunSummary
-from lightning_dist.monitor.report.quantities import quantity
+from lightning_dist.monitor.report.quantities import form_of, text
 
 _SHOWN = ("step", "samples_per_s", "data_wait", "exposed_communication_share")
 
@@ -50,7 +50,9 @@ def _run(arguments: argparse.Namespace) -> int:
     found = drifts(alike, metric=arguments.metric)
     shown = runs if arguments.all else alike
     if arguments.json:
-        print(json.dumps({"runs": [_plain(run) for run in shown], "drifts": [_drift(each) for each in found]}, indent=1))
+        print(
+            json.dumps({"runs": [_plain(run) for run in shown], "drifts": [_drift(each) for each in found]}, indent=1)
+        )
     else:
         _print(shown, found, metric=arguments.metric, alike=len(alike), others=len(runs) - len(shown))
     return 0
@@ -92,9 +94,7 @@ def _drift(each: Drift) -> dict[str, object]:
     return {**dataclasses.asdict(each), "change": each.change}
 
 
-def _print(
-    runs: Sequence[RunSummary], found: Sequence[Drift], *, metric: str | None, alike: int, others: int
-) -> None:
+def _print(runs: Sequence[RunSummary], found: Sequence[Drift], *, metric: str | None, alike: int, others: int) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=160)
     metrics = (metric,) if metric else _SHOWN
     table = Table(title="runs", title_justify="left")
@@ -102,7 +102,8 @@ def _print(
         table.add_column(name, justify="right" if name in (*metrics, "ranks") else "left")
     for run in runs:
         figures = (
-            quantity(value_of(run, name), KINDS[name].unit) if name in run.metrics else "" for name in metrics
+            text(value_of(run, name), form_of(name, KINDS[name].unit)) if name in run.metrics else ""
+            for name in metrics
         )
         commit = (run.commit or "")[:10]
         cause = run.cause or ""
@@ -114,9 +115,9 @@ def _print(
         style = {True: "red", False: "green", None: "yellow"}[each.is_worse]
         verb = {True: "slipped", False: "improved", None: "changed"}[each.is_worse]
         by = "" if each.change is None else f" by {each.change:+.1%}"
-        before, after = quantity(each.before, each.unit), quantity(each.after, each.unit)
-        text = f"{each.metric} {verb}{by}, from {before} to {after}, since {each.since} (run {each.run_id[:12]}; "
-        console.print(f"{text}{each.runs} runs; p {each.p:.2g})", style=style, highlight=False, markup=False)
+        before, after = (text(value, form_of(each.metric, each.unit)) for value in (each.before, each.after))
+        said = f"{each.metric} {verb}{by}, from {before} to {after}, since {each.since} (run {each.run_id[:12]}; "
+        console.print(f"{said}{each.runs} runs; p {each.p:.2g})", style=style, highlight=False, markup=False)
     if alike < RUNS_AT_LEAST:
         console.print(f"{alike} runs are alike; from {RUNS_AT_LEAST} on, drifts are looked for", highlight=False)
     elif not found:

@@ -31,8 +31,7 @@ def require_package(port: int) -> None:
     """
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
-            f"monitor.prometheus_port={port} needs the package prometheus-client: "
-            "pip install 'lightning-dist[monitor]'"
+            f"monitor.prometheus_port={port} needs the package prometheus-client: pip install 'lightning-dist[monitor]'"
         )
 
 
