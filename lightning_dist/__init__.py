@@ -9,7 +9,14 @@ import sys
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_dist.callbacks import AsyncShardedCheckpoint, PipelinePicture, StepTimeline
+from lightning_dist.callbacks import (
+    AsyncShardedCheckpoint,
+    ClusterMonitor,
+    MonitorOutputs,
+    PipelinePicture,
+    StepTimeline,
+    monitor_callbacks,
+)
 from lightning_dist.config import CheckpointConfig, DataConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.source import Source
@@ -26,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncShardedCheckpoint",
     "CheckpointConfig",
+    "ClusterMonitor",
     "DataConfig",
     "HierDistStrategy",
     "ParallelConfig",
