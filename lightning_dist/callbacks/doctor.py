@@ -100,7 +100,7 @@ class DoctorStop(pl.Callback):
         self._release()
 
     def _is_late(self, trainer: pl.Trainer) -> bool:
-        """Rank 0's clock decides. It is asked again after about two seconds' steps, as rank 0 says how many these are."""
+        """Rank 0's clock decides, and says after how many steps to ask again: those of about two seconds."""
         if self.steps < self._asks_at:
             return False
         passed_s = self._clock_s() - self._started_s

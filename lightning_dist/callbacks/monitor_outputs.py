@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
@@ -51,7 +51,7 @@ class MonitorOutputs(pl.Callback):
         *,
         loggers: bool = True,
         report: bool = True,
-        history: str | Path | bool | None = None,
+        history: str | Path | Literal[False] | None = None,
         prometheus_port: int | None = None,
         prometheus_host: str = "127.0.0.1",
     ) -> None:

@@ -46,7 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     command = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
     _check(arguments, command)
-    folder = arguments.output or Path("doctor") / datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = arguments.output or Path("doctor") / datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     order = DoctorOrder(str(folder.absolute()), arguments.steps, arguments.minutes)
     folder.mkdir(parents=True, exist_ok=True)
     try:

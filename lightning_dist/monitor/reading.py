@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from lightning_dist.monitor.record import RunRecord, Sample
 
@@ -49,5 +50,5 @@ def _bytes_read(samples: Sequence[Sample]) -> float:
     """The rates times the seconds between them."""
     return sum(
         sample.value * (sample.wall_ns - before.wall_ns) / 1e9
-        for before, sample in zip(samples, samples[1:], strict=False)
+        for before, sample in pairwise(samples)
     )
