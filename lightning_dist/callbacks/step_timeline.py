@@ -20,8 +20,8 @@ class StepTimeline(pl.Callback):
     the recording, with a warning, and not the training.
 
     Args:
-        folder: Where to; ``monitor`` in the logger's folder, or in the Trainer's ``default_root_dir``, if not given. One
-            that has a run in it gets a number.
+        folder: Where to; if not given, ``monitor`` in the logger's folder, or in the Trainer's ``default_root_dir``.
+            Where a run is there already, the name gets a number.
         spans_every: Of each how many-th step the whole timeline is written, for pictures, beside the first few and
             those that were unusually slow.
         count_tokens: Tokens of a batch, for those that are not a tensor of whole numbers [samples x length].

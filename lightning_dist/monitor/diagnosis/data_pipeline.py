@@ -28,7 +28,7 @@ def _advice(evidence: Evidence) -> tuple[str, ...]:
         )
     workers = evidence.option("data.workers")
     if workers is None:
-        workers = next(iter(evidence.facts("num_workers")), None)
+        workers = next(iter(evidence.facts("workers")), None)
     now = "" if workers is None else f" (now {workers})"
     return (
         f"Read ahead with more workers: data.workers=4{now}, or num_workers=4 in a DataLoader.",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_dist.laws import amdahl_speedup
+from lightning_dist.laws import amdahl_limit
 from lightning_dist.monitor.diagnosis import compute_bound
 from lightning_dist.monitor.diagnosis.changes import without_shift
 from lightning_dist.monitor.diagnosis.claim import Claim
@@ -64,7 +64,7 @@ def _finding(window: Window, rule: Rule, claim: Claim) -> Finding:
         summary=_summary(claim.what, share),
         evidence=claim.evidence,
         advice=claim.advice,
-        speedup_at_most=amdahl_speedup(share, math.inf) if share < 1 else math.inf,
+        speedup_at_most=amdahl_limit(share),
         reason=claim.reason,
         ranks=claim.ranks,
         since_step=claim.since_step,
@@ -107,7 +107,7 @@ def _without_cause(evidence: Evidence, weighed: Sequence[tuple[Rule, Claim]]) ->
             evidence=claim.evidence,
             advice=claim.advice,
             # Of all that is not compute: nothing is to be gained by doing without compute.
-            speedup_at_most=amdahl_speedup(1 - share, math.inf),
+            speedup_at_most=amdahl_limit(1 - share),
         ),
         None,
     )

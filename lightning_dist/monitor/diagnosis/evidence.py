@@ -4,7 +4,8 @@ Besides steps and samples these facts are read, all of them optional:
 
 - of a rank (:attr:`RankHeader.facts`): ``sampler`` (class name), ``is_sharded`` (whether ranks read different samples),
   ``dataset_length`` (samples of the whole set), ``dataset_bytes``, ``samples_per_epoch`` (of this rank),
-  ``num_workers``, ``link_bytes_per_s`` (nominal rate of the host's fastest link);
+  ``workers`` (of the loader), ``data_parallel_rank`` (ranks that share a model share it), ``link_bytes_per_s`` (nominal
+  rate of the host's fastest link);
 - of the run (:attr:`RunFacts.options`): ``parallel.mode``, ``parallel.pipeline.size``, ``.micro_batches`` and
   ``.virtual_stages``, ``sync.algorithm``, ``sync.bucket_bytes``, ``sync.wire_dtype``, ``ddp.bucket_cap_mb``,
   ``data.workers``, ``checkpoint.mode``.
@@ -81,6 +82,9 @@ class Evidence:
     @property
     def readers(self) -> int | None:
         """Ranks that read different samples: all but those that share a model; ``None``: unknown."""
+        replicas = self.facts("data_parallel_rank")
+        if len(replicas) == self.world_size:
+            return len(set(map(str, replicas)))
         sharing = 1
         for axis in ("tensor", "pipeline"):
             size = self.whole_option(f"parallel.{axis}.size")

@@ -29,7 +29,15 @@ METRICS = st.sampled_from(
 )
 FACTS = st.dictionaries(
     st.sampled_from(
-        ["is_sharded", "sampler", "dataset_length", "samples_per_epoch", "link_bytes_per_s", "num_workers"]
+        [
+            "is_sharded",
+            "sampler",
+            "dataset_length",
+            "samples_per_epoch",
+            "link_bytes_per_s",
+            "workers",
+            "data_parallel_rank",
+        ]
     ),
     st.one_of(st.none(), st.booleans(), st.integers(-5, 10**9), st.text(max_size=3), NUMBERS),
 )
