@@ -127,12 +127,13 @@ def test_shared_memory_that_a_stranger_uses_is_not_ours(tmp_path: Path) -> None:
         path.unlink()
 
 
-def run_pytest(test_file: Path, env: dict[str, str] | None = None) -> FreshResult:
-    options = ["-c", str(REPO_ROOT / "pytest.ini"), "--rootdir", str(test_file.parent), "-p", "no:cacheprovider"]
+def run_pytest(test_file: Path, *more: str, env: dict[str, str] | None = None) -> FreshResult:
+    options = [*more, "-c", str(REPO_ROOT / "pytest.ini"), "--rootdir", str(test_file.parent), "-p", "no:cacheprovider"]
     return run_script(["-m", "pytest", "-p", "tests.conftest", *options, str(test_file)], env=env)
 
 
-def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path, lanes: int) -> None:
     test_file = tmp_path / "test_leaking.py"
     test_file.write_text(
         "import os, subprocess\n"
@@ -141,7 +142,7 @@ def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path) 
         "def test_orphan():\n"
         "    subprocess.run(['sh', '-c', 'sleep 1000 > /dev/null 2>&1 &'], check=True)\n"
     )
-    result = run_pytest(test_file)
+    result = run_pytest(test_file, f"-n{lanes}", "--dist=worksteal")
     assert result.returncode == 1, result.output
     assert "3 passed, 1 error" in result.stdout, result.output
     assert "LEFT was None, is '1'" in result.stdout
@@ -154,9 +155,9 @@ def test_multihost_tests_are_skipped_with_the_reason_or_fail_where_required(tmp_
     test_file = tmp_path / "test_hosts.py"
     test_file.write_text("import pytest\n@pytest.mark.multihost\ndef test_hosts():\n    pass\n")
     without_iproute2 = {"PATH": str(tmp_path)}
-    skipped = run_pytest(test_file, without_iproute2)
+    skipped = run_pytest(test_file, env=without_iproute2)
     assert "1 skipped" in skipped.stdout, skipped.output
     assert "network namespaces need" in skipped.stdout
-    failed = run_pytest(test_file, {**without_iproute2, "HIERDIST_REQUIRE_MULTIHOST": "1"})
+    failed = run_pytest(test_file, env={**without_iproute2, "HIERDIST_REQUIRE_MULTIHOST": "1"})
     assert failed.returncode == 1
     assert "HIERDIST_REQUIRE_MULTIHOST=1 forbids to skip" in failed.stdout, failed.output
