@@ -110,21 +110,34 @@ def test_what_is_exempt_is_no_leak() -> None:
         os.close(writing)
 
 
-def test_shared_memory_that_a_stranger_uses_is_not_ours(tmp_path: Path) -> None:
+STRANGERS = {
+    "open": "file = open(path, 'w')",
+    # as the C library makes a semaphore
+    "mapped under another name": (
+        "file = open(path + '-first', 'w+b')\nfile.truncate(32)\nmapped = mmap.mmap(file.fileno(), 32)\nfile.close()\n"
+        "os.link(path + '-first', path)\nos.unlink(path + '-first')"
+    ),
+}
+
+
+@pytest.mark.parametrize("use", STRANGERS.values(), ids=STRANGERS)
+def test_shared_memory_that_a_stranger_uses_is_not_ours(use: str) -> None:
     before = Snapshot.take()
     path = Path("/dev/shm", f"stranger-{os.getpid()}")
-    path.touch()
     # a grandchild whose parent is gone does not descend from this process
     script = (
-        f"import os, signal; f = open({str(path)!r})\nif os.fork() == 0:\n    print('open', flush=True); signal.pause()"
+        f"import mmap, os, signal\npath = {str(path)!r}\n{use}\n"
+        "if os.fork() == 0:\n    print('used', flush=True)\n    signal.pause()"
     )
     try:
         with FreshRanks.local(["-c", script], world_size=1) as ranks:
-            ranks.wait_for_output(0, "open", deadline_s=30)
+            ranks.wait_for_output(0, "used", deadline_s=30)
             ranks.wait(deadline_s=30)
-            assert not any("/dev/shm" in leak for leak in before.leaks(grace_s=0.0, files=True))
+            assert path.exists()
+            assert not any(str(path) in leak for leak in before.leaks(grace_s=0.0, files=True))
+        assert any(str(path) in leak for leak in before.leaks(grace_s=0.0, files=True))
     finally:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def run_pytest(test_file: Path, *more: str, env: dict[str, str] | None = None) -> FreshResult:
