@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import checkpoint, memory, meta_build, pipeline, recompute, resume, step_time
 from benchmarks.data import command as data
+from benchmarks.verdict import command as verdict
 from benchmarks.ending import clean_up_when_terminated
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -16,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "checkpoint": checkpoint.main,
     "data": data.main,
     "resume": resume.main,
+    "verdict": verdict.main,
 }
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 WIDTH, HIDDEN, BLOCKS = 768, 3072, 6
 
 
-class _Nap(torch.autograd.Function):
+class Nap(torch.autograd.Function):
     """Sleeps in forward and in backward: compute that takes no core, as on an accelerator."""
 
     @staticmethod
@@ -48,7 +48,7 @@ class Block(nn.Module):
         """Half of the block's pretended compute, beside one of its two layers."""
         if not self.compute_s:
             return values
-        napped: torch.Tensor = _Nap.apply(values, self.compute_s / 6, self.compute_s / 3)
+        napped: torch.Tensor = Nap.apply(values, self.compute_s / 6, self.compute_s / 3)
         return napped
 
 

@@ -9,7 +9,7 @@ import sys
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_dist.callbacks import AsyncShardedCheckpoint, PipelinePicture
+from lightning_dist.callbacks import AsyncShardedCheckpoint, ClusterMonitor, PipelinePicture, StepTimeline
 from lightning_dist.config import CheckpointConfig, DataConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.source import Source
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncShardedCheckpoint",
     "CheckpointConfig",
+    "ClusterMonitor",
     "DataConfig",
     "HierDistStrategy",
     "ParallelConfig",
@@ -36,6 +37,7 @@ __all__ = [
     "ShardedDataModule",
     "ShardedLoader",
     "Source",
+    "StepTimeline",
     "SyncConfig",
     "TokenSettings",
     "TopologyConfig",

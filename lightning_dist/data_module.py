@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_dist.config import DataConfig, resolve_options
-from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.loader import ShardedLoader, sources_of
 from lightning_dist.data.open_loaders import OpenLoaders
 from lightning_dist.data.replicas import of_nodes
 from lightning_dist.data.source import Source
@@ -52,16 +53,37 @@ class ShardedDataModule(pl.LightningDataModule):
         super().__init__()
         self.config = resolve_options("data", config, DataConfig)
         self._data = {"train": train, "val": val, "test": test, "predict": predict}
+        for name, data in self._data.items():  # what cannot be data is to be known at once
+            for each in data.values() if isinstance(data, Mapping) and name != "train" else [data]:
+                if each is not None:
+                    sources_of(each)
         self._transform = transform
         self._eval_transform = eval_transform if eval_transform is not None else transform
         self._collate = collate
         self._epoch_samples = epoch_samples
-        self._eval_config = self.config
-        if eval_batch_size is not None:
-            self._eval_config = replace(self.config, batch_size=eval_batch_size)
+        self._eval_batch_size = eval_batch_size
+        self._config_of(trains=False)  # a wrong size is to be known at once
         self._loaders = OpenLoaders()
         if val is None and type(self).val_dataloader is ShardedDataModule.val_dataloader:
             self.val_dataloader = None  # type: ignore[method-assign, assignment]  # to Lightning, as if there were no such hook
+
+    @property
+    def batch_size(self) -> int:
+        """Samples a rank and batch; in evaluation too, unless ``eval_batch_size`` was given.
+
+        Lightning's ``BatchSizeFinder`` and ``Tuner.scale_batch_size`` set it. Loaders that are made afterwards have it;
+        a rank that has fewer training samples takes them all, with a warning.
+        """
+        return self.config.batch_size
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        most = min((loader.largest_batch for loader in self._loaders if loader.role == "train"), default=size)
+        if size > most:
+            warnings.warn(
+                f"batch_size={size}: a rank has {most} samples an epoch, so its batch has {most}", stacklevel=2
+            )
+        self.config = replace(self.config, batch_size=min(size, most))
 
     def train_dataloader(self) -> Any:
         """Of training samples."""
@@ -100,11 +122,16 @@ class ShardedDataModule(pl.LightningDataModule):
             return {key: self._made(each, role) for key, each in data.items()}
         return self._made(data, role)
 
+    def _config_of(self, *, trains: bool) -> DataConfig:
+        if trains or self._eval_batch_size is None:
+            return self.config
+        return replace(self.config, batch_size=self._eval_batch_size)
+
     def _made(self, data: Any, role: str) -> ShardedLoader:
         trains = role == "train"
         loader = ShardedLoader(
             data,
-            config=self.config if trains else self._eval_config,
+            config=self._config_of(trains=trains),
             role=role,
             transform=self._transform if trains else self._eval_transform,
             collate=self._collate,
@@ -116,6 +143,8 @@ class ShardedDataModule(pl.LightningDataModule):
             loader.place(of_nodes(part["num_replicas"], part["rank"], trainer.num_nodes))
             loader.set_epoch(trainer.current_epoch)
             attach(trainer)
+            if trains and not trainer.overfit_batches:  # where it is told to overfit, Lightning would want its sampler
+                loader.dataset = range(loader.largest_batch)
         self._loaders.add(loader)
         return loader
 

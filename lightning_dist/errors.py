@@ -25,6 +25,8 @@
     │   ├── DataCacheError                the cache on this host cannot hold what is read, or cannot be used
     │   ├── ForeignDataError              no format of this library, or a package that it needs is missing
     │   └── ChangedDataError              the data or their order are not those that the state was saved with
+    ├── RecordError (RuntimeError)        what a run has left of its measurements is not there, or cannot be read
+    ├── UnmeasurableError (RuntimeError)  a metric cannot be measured on this machine; says why
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
     ├── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
     ├── UnsummedGradientError (RuntimeError)  a backward that the strategy did not start left gradients
@@ -136,6 +138,14 @@ class ForeignDataError(DataError):
 
 class ChangedDataError(DataError):
     """The data or their order are not those that the state was saved with."""
+
+
+class RecordError(HierDistError, RuntimeError):
+    """What a run has left of its measurements is not there, or cannot be read."""
+
+
+class UnmeasurableError(HierDistError, RuntimeError):
+    """A metric cannot be measured on this machine."""
 
 
 class UnevenInputsError(HierDistError, RuntimeError):

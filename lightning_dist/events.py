@@ -54,6 +54,9 @@ class Event(NamedTuple):
         return (self.end_ns - self.start_ns) / 1e9
 
 
+WAIT = "comm.wait"
+"""Name of a span: its thread waits for operations between ranks that lanes carry out."""
+
 Sink = Callable[[Event], None]
 _NOTHING: Mapping[str, Any] = {}
 

@@ -67,7 +67,7 @@ def take_up(trainer: pl.Trainer) -> None:
     if not loaders or not loop.is_resuming or fetcher is None:
         return
     is_elsewhere = _load_states(loop)
-    if any(loader.is_new for loader in loaders):
+    if any(loader.is_new for loader in loaders) and loop.epoch_loop.batch_progress.total.ready:
         rank_zero_warn(
             "the checkpoint does not say where training was in the streamed data, since it was saved without them: "
             "its epoch begins anew"

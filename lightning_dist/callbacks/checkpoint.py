@@ -121,6 +121,11 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         if stage == "fit":
             self._open(trainer, pl_module)
 
+    @property
+    def events(self) -> EventStream | None:
+        """What is measured of its own saves; ``None`` where the strategy saves, and outside of a fit."""
+        return None if self._run is None else self._run.events
+
     def _open(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         sync = SyncConfig()
         events = EventStream(rank=trainer.global_rank)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from lightning_dist.cli.checkpoint import CHECKPOINT
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.data import DATA
+from lightning_dist.cli.laws import LAWS
 from lightning_dist.cli.topology import TOPOLOGY
 from lightning_dist.errors import HierDistError
 
-COMMANDS: dict[str, Command] = {"topology": TOPOLOGY, "checkpoint": CHECKPOINT, "data": DATA}
+COMMANDS: dict[str, Command] = {"topology": TOPOLOGY, "checkpoint": CHECKPOINT, "data": DATA, "laws": LAWS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.launched import Place, launched_as, rendezvous
+from lightning_dist.cli.quantities import number_of
 from lightning_dist.config import TIER_CHOICES, ProbeConfig, TopologyConfig
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.topology.discover import apply_tiers, discover, host_identity
@@ -24,7 +24,6 @@ from lightning_dist.topology.spec import Cluster
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 DEFAULT_GRADIENT_BYTES = 100e6
-_MULTIPLES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def _add_topology_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +117,7 @@ def _print(report: Report, *, as_json: bool) -> None:
 
 def _gradient_bytes(arguments: argparse.Namespace) -> float:
     if arguments.parameters is not None:
-        size_bytes = _number(arguments.parameters) * DTYPE_BYTES[arguments.dtype]
+        size_bytes = number_of("--parameters", arguments.parameters) * DTYPE_BYTES[arguments.dtype]
     elif arguments.gradient_mb is not None:
         size_bytes = arguments.gradient_mb * 1e6
     else:
@@ -126,13 +125,6 @@ def _gradient_bytes(arguments: argparse.Namespace) -> float:
     if not 0 < size_bytes < float("inf"):
         raise ConfigError(f"the gradient must have a positive size, got {size_bytes:g} bytes")
     return float(size_bytes)
-
-
-def _number(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([kmbt]?)", text.strip().lower().replace("_", ""))
-    if match is None:
-        raise ConfigError(f"--parameters {text!r} is no number; write e.g. 25000000, 25M or 7B")
-    return float(match.group(1)) * _MULTIPLES[match.group(2)]
 
 
 def _switches(given: Sequence[str]) -> dict[str, list[str]] | None:

@@ -18,7 +18,7 @@ from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.lanes import Pipeline, StreamPipeline, ThreadPipeline
 from lightning_dist.comm.legs import Chunk, ChunkStep, Leg, NamedStep, keep_for_current_stream
-from lightning_dist.comm.signatures import SignatureCheck, amount_of
+from lightning_dist.comm.signatures import SignatureCheck, WatchedFuture, amount_of
 from lightning_dist.errors import CollectiveError
 
 
@@ -86,7 +86,9 @@ class HierarchicalAllReduce:
             A future of ``tensor``; it fails with a :class:`~lightning_dist.errors.CollectiveError`. On CUDA the
             future's ``wait`` makes the current stream wait.
         """
-        future: Future[torch.Tensor] = Future(devices=[self._device]) if self._device.type == "cuda" else Future()
+        future: Future[torch.Tensor] = (
+            Future(devices=[self._device]) if self._device.type == "cuda" else WatchedFuture(self._collectives.events)
+        )
         if self._signatures is not None and self._world_size > 1:
             try:
                 asked = f"the {'mean' if mean else 'sum'} of {amount_of(tensor)}"

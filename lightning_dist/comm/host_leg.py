@@ -86,7 +86,11 @@ class SharedMemoryLeg:
     def _reduce(self, chunk: Chunk) -> None:
         source = chunk.top
         assert source is not None, "every member of a leg holds what the level below left it"
-        with self._collectives.operation("reduce_scatter", self._reduce_group, leg="reduce", **chunk.attributes):
+        size_bytes = source.numel() * source.element_size()
+        group = self._reduce_group
+        with self._collectives.operation(
+            "reduce_scatter", group, leg="reduce", size_bytes=size_bytes, **chunk.attributes
+        ):
             chunk.held.append(self._reduce_into_window(chunk, source))
 
     def _reduce_into_window(self, chunk: Chunk, source: torch.Tensor) -> torch.Tensor | None:
@@ -120,7 +124,9 @@ class SharedMemoryLeg:
         part = chunk.held.pop()
         target = chunk.top
         assert target is not None
-        with self._collectives.operation("all_gather", self._gather_group, leg="gather", **chunk.attributes):
+        size_bytes = target.numel() * target.element_size()
+        group = self._gather_group
+        with self._collectives.operation("all_gather", group, leg="gather", size_bytes=size_bytes, **chunk.attributes):
             self._gather_from_windows(chunk, part, target)
         self._free_slots.release()
 

@@ -60,6 +60,7 @@ class HierarchicalScatter:
         shares_memory: bool = True,
     ) -> None:
         self._device = device
+        self._events = collectives.events
         self._chunk_bytes = chunk_bytes
         opening = LaneOpening(
             cluster=cluster,
@@ -262,7 +263,7 @@ class HierarchicalScatter:
         if self._device.type == "cuda":
             future: Future[torch.Tensor] = Future(devices=[self._device])
         else:
-            future = WatchedFuture()
+            future = WatchedFuture(self._events)
         if self._size > 1:
             try:
                 look = self._signatures[operation].check(asked, operation=operation)

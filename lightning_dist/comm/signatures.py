@@ -22,14 +22,23 @@ from torch.futures import Future
 from lightning_dist.comm.bounded import LOOK_UP_S, Bounded, comes, own_connection
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.errors import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
+from lightning_dist.events import WAIT, EventStream
 
 _LONG_S = 2.0  # how long a wait for a result lasts until it looks whether the ranks ask for the same
 
 
 class WatchedFuture(Future[torch.Tensor]):
-    """A future on CPU; who waits long for it looks now and then whether the ranks ask for the same."""
+    """A future on CPU; who waits long for it looks now and then whether the ranks ask for the same.
+
+    Args:
+        events: What was waited for it is recorded there.
+    """
 
     look: Callable[[float], None] | None = None
+
+    def __init__(self, events: EventStream) -> None:
+        super().__init__()
+        self._events = events
 
     def wait(self) -> torch.Tensor:
         """The value.
@@ -38,7 +47,13 @@ class WatchedFuture(Future[torch.Tensor]):
             CollectiveMismatchError: The first rank asks for something else.
             PeerLostError: Another rank has failed meanwhile.
         """
-        if self.look is not None and not self.done():
+        if self.done():
+            return super().wait()
+        with self._events.measure(WAIT):
+            return self._wait()
+
+    def _wait(self) -> torch.Tensor:
+        if self.look is not None:
             ended, start_s = threading.Event(), time.monotonic()
             self.add_done_callback(lambda _: ended.set())
             while not ended.wait(_LONG_S):

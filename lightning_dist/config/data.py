@@ -40,6 +40,9 @@ class DataConfig:
         cache_limit: What that folder may hold, in bytes, as a number or with a unit.
         fetch_threads: Threads a rank that fetch chunks from shared storage before they are needed.
         fetch_ahead: How much a rank fetches ahead, in bytes, as a number or with a unit.
+        decoded_limit: What a rank may hold in memory of compressed files, and of rows of Parquet, that it has decoded,
+            in bytes, as a number or with a unit; beyond it they are decoded again. ``None`` means a sixteenth of the
+            memory of the host, or of the container.
         timeout_s: How long a batch may take before the run ends with an error, in seconds.
     """
 
@@ -60,6 +63,7 @@ class DataConfig:
     cache_limit: int | str = "16GB"
     fetch_threads: int = 2
     fetch_ahead: int | str = "256MB"
+    decoded_limit: int | str | None = None
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -77,6 +81,8 @@ class DataConfig:
         check_range("data.cache_limit", self.cache_limit_bytes, low=MIB, unit="bytes")
         check_count("data.fetch_threads", self.fetch_threads, low=0, unit="threads")
         check_range("data.fetch_ahead", self.fetch_ahead_bytes, low=0, unit="bytes")
+        if self.decoded_limit_bytes is not None:
+            check_range("data.decoded_limit", self.decoded_limit_bytes, low=MIB, unit="bytes")
         check_range("data.timeout_s", self.timeout_s, low=0.1, unit="seconds")
         if self.persistent and not self.workers:
             raise CombinationError(
@@ -92,3 +98,8 @@ class DataConfig:
     def fetch_ahead_bytes(self) -> int:
         """How much is fetched ahead."""
         return parse_bytes("data.fetch_ahead", self.fetch_ahead)
+
+    @property
+    def decoded_limit_bytes(self) -> int | None:
+        """What may be decoded at a time; ``None``: as the memory that there is says."""
+        return None if self.decoded_limit is None else parse_bytes("data.decoded_limit", self.decoded_limit)

@@ -11,7 +11,7 @@ import copy
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from torch.utils.data import default_collate
 from lightning_dist.config import DataConfig, resolve_options
 from lightning_dist.data.batches import BatchReader, ReadBatch
 from lightning_dist.data.cache import CacheOptions
+from lightning_dist.data.decoded import default_limit_bytes
 from lightning_dist.data.identity import DataIdentity, DataSummary
 from lightning_dist.data.position import Position, begun, done, from_state, given, is_at_end, to_state
 from lightning_dist.data.replicas import Replicas, of_launcher
@@ -65,6 +66,9 @@ class ShardedLoader:
         ForeignDataError: The data are in no format that is read.
     """
 
+    dataset: Sized
+    """As long as the largest batch that Lightning may try; only there where it looks for one."""
+
     def __init__(
         self,
         data: Any,
@@ -79,7 +83,7 @@ class ShardedLoader:
             raise unknown_option("role", role, ROLES)
         self.config = resolve_options("data", config, DataConfig)
         self.role = role
-        self._sources = _sources_of(data)
+        self._sources = sources_of(data)
         self._transform = transform
         self._collate = collate if collate is not None else default_collate
         self._epoch_samples = epoch_samples
@@ -97,6 +101,7 @@ class ShardedLoader:
         self._running: Running | None = None
         cache = self.config.cache_dir
         for source in self._sources:
+            source.decoded_limit_bytes = self._decoded_limit_bytes()
             source.cache = CacheOptions(
                 folder=None if cache is None else Path(cache).expanduser(),
                 limit_bytes=self.config.cache_limit_bytes,
@@ -111,6 +116,12 @@ class ShardedLoader:
     def batch_size(self) -> int:
         """Samples a batch of this rank has, but for the last."""
         return self.config.batch_size
+
+    @property
+    def largest_batch(self) -> int:
+        """Samples that a batch can have, since this rank takes so many of an epoch."""
+        share = self.share
+        return share.order.num_samples // len(share.dealing.host_of_replica)
 
     def place(self, replicas: Replicas, events: EventStream | None = None) -> None:
         """Say who reads; without it, each rank of the launcher is a replica.
@@ -141,6 +152,13 @@ class ShardedLoader:
         for source in self._sources:
             source.keep_open = self._chunks_at_once(source, lanes)
         return share
+
+    def _decoded_limit_bytes(self) -> int:
+        """What a source may hold in each process that reads."""
+        config, limit = self.config, self.config.decoded_limit_bytes
+        processes = config.workers if config.readers == "processes" else 1
+        whole = limit if limit is not None else default_limit_bytes()
+        return whole // (max(1, processes) * len(self._sources))
 
     def _chunks_at_once(self, source: Source, lanes: int) -> int:
         """How many of a source's chunks are read by turns: in each of its lanes, those of a block."""
@@ -333,9 +351,21 @@ def _none() -> int:
     return 0
 
 
-def _sources_of(data: Any) -> list[Source]:
-    """The sources of what a user gives; this loader's own, since it opens and closes them."""
+def sources_of(data: Any) -> list[Source]:
+    """The sources of what a user gives to a loader; its own, since it opens and closes them.
+
+    Raises:
+        ConfigError: There are none, or it does not follow what is meant.
+        ForeignDataError: It is neither a name nor a data set with a length.
+    """
     is_list = isinstance(data, list | tuple)
+    if is_list and not data:
+        raise ConfigError("no data: give a folder, a data set, or a list of at least one Source")
+    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
+        raise ConfigError(
+            f"names ({', '.join(data) or 'none'}) are of several loaders, and this is one: give ShardedDataModule the "
+            "mapping for val, test or predict, or make a ShardedLoader of each"
+        )
     if is_list and data and all(isinstance(each, str | os.PathLike) for each in data):
         raise ConfigError(
             f"a list of names may be of folders or samples: write [Source({os.fspath(data[0])!r}), ...] for folders, "

@@ -137,16 +137,29 @@ def _check(orders: Sequence[Order], weights: Sequence[float]) -> None:
     if not orders or len(orders) != len(weights):
         raise ConfigError(f"a mixture has one weight for each source, got {len(weights)} for {len(orders)} sources")
     for source, (order, weight) in enumerate(zip(orders, weights, strict=True)):
-        if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not 0 < _as_float(weight) <= _HEAVIEST:
-            raise ConfigError(
-                f"source {source} of a mixture has the weight {weight!r}; weights are positive numbers: leave out a "
-                f"source that nothing is to be taken from, and divide all if one is beyond {_HEAVIEST:.0e}"
-            )
+        check_weight(f"source {source} of a mixture", weight)
         if not order.num_samples:
             raise ConfigError(f"source {source} of a mixture has no samples; leave it out")
     if len({order.lanes for order in orders}) > 1:
         raise CombinationError(
             f"sources of a mixture have one number of lanes, got {[order.lanes for order in orders]}"
+        )
+
+
+def check_weight(what: str, weight: Any) -> None:
+    """Refuse what is no weight of a source.
+
+    Args:
+        what: Has it, for messages.
+        weight: As it was given.
+
+    Raises:
+        ConfigError: It is no number, not positive, or too large.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, numbers.Real) or not 0 < _as_float(weight) <= _HEAVIEST:
+        raise ConfigError(
+            f"{what} has the weight {weight!r}; weights are positive numbers: leave out a source that nothing is to be "
+            f"taken from, and divide all if one is beyond {_HEAVIEST:.0e}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from lightning_dist.data.loader import ShardedLoader
@@ -18,9 +19,13 @@ class OpenLoaders:
         """One more; a second time is the same."""
         self._loaders.add(loader)
 
+    def __iter__(self) -> Iterator[ShardedLoader]:
+        """Those that are in use."""
+        return iter(list(self._loaders))
+
     def close(self) -> None:
         """Close all of them. Safe to call twice."""
-        for loader in list(self._loaders):
+        for loader in self:
             loader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -4,9 +4,9 @@ The calls, in their order, in one process::
 
     index = format.index(folder)                  # once; a file, or what the files themselves say
     chunk = index.chunk(number)
-    opened = open_chunk(chunks, format, chunk, index.properties)
+    opened = open_chunk(chunks, format, chunk, index.properties, decoded)
         place = chunks.place(chunk)               # fetched first if it is not on this host; blocks
-        format.open(place, chunk, index.properties)
+        format.open(place, chunk, index.properties, decoded)
     opened.sample(i); opened.sample(j); ...       # any order, any thread
     opened.close()
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.errors import DataCacheError
 
@@ -105,15 +106,27 @@ class Format(Protocol):
             UnreadableShardError: A file cannot be read.
         """
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenChunk:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenChunk:
         """Open a chunk.
+
+        Args:
+            place: Where its bytes are.
+            chunk: Which it is.
+            properties: Of the index.
+            decoded: Has what it decodes, so that all chunks together take no more memory than they may.
 
         Raises:
             UnreadableShardError: Its bytes are not in this format.
         """
 
 
-def open_chunk(chunks: Chunks, format: Format, chunk: Chunk, properties: Mapping[str, Any]) -> OpenChunk:  # noqa: A002 - its name everywhere
+def open_chunk(
+    chunks: Chunks,
+    format: Format,  # noqa: A002 - its name everywhere
+    chunk: Chunk,
+    properties: Mapping[str, Any],
+    decoded: Decoded,
+) -> OpenChunk:
     """Place a chunk and open it; again, if another process removed it from the cache in between.
 
     Raises:
@@ -123,7 +136,7 @@ def open_chunk(chunks: Chunks, format: Format, chunk: Chunk, properties: Mapping
     for _ in range(_TRIES):
         place = chunks.place(chunk)
         try:
-            return format.open(place, chunk, properties)
+            return format.open(place, chunk, properties, decoded)
         except Exception:
             if place.path.exists():
                 raise

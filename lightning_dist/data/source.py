@@ -10,11 +10,13 @@ from functools import cached_property
 from typing import Any
 
 from lightning_dist.data.cache import CacheOptions, open_chunks
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.detection import detect_format
 from lightning_dist.data.formats import make_format
-from lightning_dist.data.formats.mapped import MappedFormat, NothingToFetch
+from lightning_dist.data.formats.mapped import MappedFormat, NothingToFetch, check_mapped
 from lightning_dist.data.index import DatasetIndex
 from lightning_dist.data.index_file import IndexElsewhere
+from lightning_dist.data.mixture import check_weight
 from lightning_dist.data.reading import Chunks, Format, OpenChunk, ReadFolder, open_chunk
 from lightning_dist.data.shards import open_read_folder
 from lightning_dist.errors import ConfigError
@@ -34,7 +36,9 @@ class Source:
         index_url: Folder with its index, if that does not lie beside the data.
 
     Raises:
-        ConfigError: Something that a map-style data set has no use for was given.
+        ConfigError: The weight is not positive, there is no name, or something was given that a map-style data set has
+            no use for.
+        ForeignDataError: It is neither a name nor a data set with a length.
     """
 
     def __init__(
@@ -46,10 +50,14 @@ class Source:
         storage_options: Mapping[str, Any] | None = None,
         index_url: str | os.PathLike[str] | None = None,
     ) -> None:
+        check_weight("a Source", weight)
         self.weight = weight
         self.cache = CacheOptions()
         self.keep_open = 64
+        self.decoded_limit_bytes: int | None = None
         self._url = os.fspath(data) if isinstance(data, str | os.PathLike) else None
+        if self._url == "":
+            raise ConfigError("a Source has an empty name: write the folder of its data, as a path or URL")
         self._given_format = format
         self._storage_options = storage_options
         self._index_url = index_url
@@ -59,6 +67,7 @@ class Source:
                 raise ConfigError(
                     f"format, storage_options and index_url are of folders; {type(data).__name__} is a data set"
                 )
+            check_mapped(data)
             self._given_format = MappedFormat(data)
 
     @property
@@ -174,6 +183,7 @@ class _Opened:
         self.counts = Counts()
         self._source = source
         self.chunks = source.chunks_here(self.counts)
+        self._decoded = Decoded(source.decoded_limit_bytes)
         self._open: OrderedDict[int, OpenChunk] = OrderedDict()
         self._lock = threading.Lock()
         self._opening = [threading.Lock() for _ in range(_STRIPES)]  # a chunk is opened once, however many ask
@@ -187,7 +197,8 @@ class _Opened:
             if found is not None:
                 return found
             source = self._source
-            found = open_chunk(self.chunks, source.format, source.index.chunk(number), source.index.properties)
+            chunk = source.index.chunk(number)
+            found = open_chunk(self.chunks, source.format, chunk, source.index.properties, self._decoded)
             with self._lock:
                 self._open[number] = found
                 while len(self._open) > source.keep_open:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import json
 import os
+import reprlib
 import socket
 import time
 import uuid
@@ -153,8 +154,8 @@ def discover(
 ) -> Discovery:
     """Where all ranks sit, and how that is known. All ranks call it, the same number of times on one store.
 
-    Each rank sets one key; rank 0 reads them all, and answers with one key, in JSON. With ``config.hosts`` nothing is
-    exchanged.
+    Each rank sets one key; rank 0 reads them all, and answers with one key, in JSON. ``config.hosts`` goes there, too:
+    ranks that were given different ones would make different process groups, and wait for each other.
 
     Args:
         config: What the user said.
@@ -166,17 +167,18 @@ def discover(
         machine: Readers of the machine's own identity.
 
     Raises:
-        TopologyError: The hosts or switches of the config do not fit the ranks; alike on all ranks.
+        TopologyError: The hosts or switches of the config do not fit the ranks, or are not the same on all of them.
         CollectiveTimeoutError: Some ranks did not report within the deadline; the message names them.
         PeerLostError: The store broke off.
     """
     if config.hosts is not None:
-        found = Discovery(_stated_cluster(config, rank=rank, world_size=world_size), (Source.CONFIG,) * world_size)
+        stated = _stated_cluster(config, rank=rank, world_size=world_size)
+        report: dict[str, Any] = {"stated": list(stated.host_of_rank)}
     else:
         machine = machine or Machine()
         identities = host_identities(environ, configured=config.host, machine=machine)
         report = {"boot_id": machine.boot_id(), "identities": [[i.name, i.source.value, i.label] for i in identities]}
-        found = _exchange(report, rank=rank, world_size=world_size, store=store, timeout_s=timeout_s)
+    found = _exchange(report, rank=rank, world_size=world_size, store=store, timeout_s=timeout_s)
     return Discovery(apply_tiers(found.cluster, config), found.sources)
 
 
@@ -241,11 +243,30 @@ def _answer(prefix: str, world_size: int, store: dist.Store, timeout_s: float) -
             "are these processes running, and do they reach the same store?"
         }
     reports = [json.loads(store.get(key)) for key in keys]
+    stated = [report.get("stated") for report in reports]
+    if any(stated):
+        other = next((rank for rank, hosts in enumerate(stated) if hosts != stated[0]), None)
+        if other is not None:
+            return {"error": _differ(stated, other)}
+        return {"hosts": stated[0], "sources": [Source.CONFIG.value] * world_size}
     try:
         hosts, sources = hosts_from_reports(reports)
     except HierDistError as error:
         return {"error": str(error)}
     return {"hosts": hosts, "sources": [source.value for source in sources]}
+
+
+def _differ(stated: Sequence[Sequence[str] | None], other: int) -> str:
+    def text(hosts: Sequence[str] | None) -> str:
+        if hosts is None:
+            return "not set"
+        cluster = Cluster(tuple(hosts))
+        return reprlib.repr({host: list(cluster.ranks_of_host(host)) for host in cluster.hosts})
+
+    return (
+        f"topology.hosts is {text(stated[0])} on rank 0 and {text(stated[other])} on rank {other}: "
+        "give all ranks the same"
+    )
 
 
 def _arrived(store: dist.Store, keys: list[str], timeout_s: float) -> bool:

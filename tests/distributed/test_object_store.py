@@ -21,7 +21,7 @@ from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.cli import main
 from lightning_dist.data.cache import CacheOptions, open_chunks
 from lightning_dist.data.shards import open_read_folder
-from lightning_dist.errors import StorageError
+from lightning_dist.errors import CheckpointError, StorageError
 from lightning_dist.retry import Retry
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
@@ -165,6 +165,61 @@ def test_a_trainer_saves_there_and_resumes(ranks: RankPool, server: str) -> None
     for there, here in ranks.run(train_and_resume, world_size=2, args=(server,), deadline_s=100, **call):
         assert there == here
         assert there[1] == 4
+
+
+ENDS = {
+    "denied": lambda: PermissionError("Access Denied"),  # as the client translates it
+    "busy": lambda: _raised_from(OSError("[Errno 16] Please reduce your request rate."), _busy()),
+}
+
+
+def _raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def lose_the_store(context: RankContext, address: str, kind: str) -> tuple[str, list[str], int]:
+    """The server takes nothing for the second checkpoint, and never will: how the run ends, what is there and loads."""
+    import s3fs
+
+    folder, true_call = f"s3://lost-{kind}/a", s3fs.S3FileSystem.call_s3
+    if context.rank == 0:
+        s3fs.S3FileSystem(endpoint_url=address).mkdir(f"lost-{kind}")
+    torch.distributed.barrier()
+
+    def call_s3(self: Any, method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "put_object" and "step=2.ckpt" in str(options.get("Key")):
+            raise ENDS[kind]()
+        return true_call(self, method, *arguments, **options)
+
+    def trainer(*callbacks: Any, epochs: int) -> Any:
+        settings: dict[str, Any] = {"limit_train_batches": 3, "limit_val_batches": 0, "max_epochs": epochs}
+        strategy = strategy_of(parallel="zero2", checkpoint="async_sharded")
+        return trainer_on_pool(
+            context, strategy, callbacks=list(callbacks), enable_checkpointing=bool(callbacks), **settings
+        )
+
+    keep = AsyncShardedCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    s3fs.S3FileSystem.call_s3 = call_s3
+    try:
+        with pytest.raises(CheckpointError) as raised:
+            trainer(keep, epochs=1).fit(StageLearner(StageCase()))
+    finally:
+        s3fs.S3FileSystem.call_s3 = true_call
+    whole = sorted(entry.name for entry in catalog.survey(open_folder(folder), full=True) if entry.problem is None)
+    on = trainer(epochs=2)
+    on.fit(StageLearner(StageCase()), ckpt_path=f"{folder}/step=1.ckpt")
+    return str(raised.value), whole, on.global_step
+
+
+@pytest.mark.parametrize("kind", ["denied", pytest.param("busy", marks=pytest.mark.sweep)])
+def test_a_store_that_refuses_for_good_ends_all_ranks(ranks: RankPool, server: str, kind: str) -> None:
+    call = {**CALL, "env": {**CALL["env"], "AWS_ENDPOINT_URL": server}}
+    for said, whole, step in ranks.run(lose_the_store, world_size=2, args=(server, kind), deadline_s=100, **call):
+        assert said.startswith(f"saving s3://lost-{kind}/a/step=2.ckpt"), said
+        assert {"denied": "Access Denied", "busy": "reduce your request rate"}[kind] in said
+        assert whole == ["step=1.ckpt"]
+        assert step > 3, "the run went on"
 
 
 def read_data(context: RankContext, address: str) -> tuple[float, float]:

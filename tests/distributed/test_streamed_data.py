@@ -16,12 +16,22 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
+from tqdm import tqdm
 
 from lightning_dist import DataConfig, ShardedDataModule, ShardedLoader, Source
 from lightning_dist.data.formats.tokens import TokensFormat
 from lightning_dist.data.shards import open_read_folder
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
-from tests.distributed.streamed_runs import Case, Logging, loader_of, part_of_run, resume_problems, strategies_of
+from tests.distributed.streamed_runs import (
+    OPTIONS,
+    Case,
+    Logging,
+    loader_of,
+    part_of_run,
+    resume_problems,
+    strategies_of,
+)
 from tests.faults.fits import ending_of_fit
 from tests.support.fresh import run_script
 from tests.support.leaks import Snapshot
@@ -199,6 +209,34 @@ def test_a_second_fit_goes_on_with_the_next_epoch(ranks: RankPool, strategy: str
         first, second = ([entry[1] for entry in log if entry[0] == epoch] for epoch in (0, 1))
         assert len(first) == len(second) == 3
         assert first != second
+
+
+def search_for_a_rate(context: RankContext, strategy: str, folder: Path) -> list[Any]:
+    """The rate that is found, and what is trained on after the search and without one."""
+    tqdm.monitor_interval = 0  # the search's bar would start a thread that stays
+    found: list[Any] = []
+    for searches in (True, False):
+        module, data = Logging(), ShardedDataModule(Ids(29), config=OPTIONS)
+        module.lr = 0.01  # type: ignore[assignment]  # the name that the search looks for
+        trainer = trainer_on_pool(context, strategies_of(strategy), default_root_dir=folder)
+        if searches:
+            search = Tuner(trainer).lr_find(module, datamodule=data, num_training=5, update_attr=False)
+            found.append(None if search is None else search.results["loss"])
+            module.trained.clear()
+        trainer.fit(module, datamodule=data)
+        found.append(module.trained)
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["zero3", pytest.param("async", marks=pytest.mark.sweep)])
+def test_training_is_the_same_after_a_search_for_a_learning_rate(
+    ranks: RankPool, tmp_path: Path, strategy: str
+) -> None:
+    got = ranks.run(search_for_a_rate, world_size=2, args=(strategy, tmp_path), fresh=True)
+    for losses, after_search, without in got:
+        assert len(losses) == 5
+        assert losses == got[0][0], "all ranks have the same results"
+        assert after_search == without
 
 
 # -- models over several ranks ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -86,6 +87,47 @@ def test_a_rank_killed_in_a_write_is_named_and_the_checkpoint_before_stays(
     assert f"rank {killed} (host {'ab'[killed]})" in other["text"], other["text"]
     assert whole_in(tmp_path) == ["1.ckpt"]
     assert_of_step(tmp_path, 1)
+
+
+# -- storage that refuses from some time on ----------------------------------------------------------------------------
+
+
+def lose_permission(context: RankContext, folder: str, parallel: str, file: str) -> tuple[dict[str, Any], list[int]]:
+    """Rank 1 may write nothing any more, or rank 0 no marker, from the second checkpoint on; then all go on."""
+
+    def refuse(place: LocalFolder, name: str) -> None:
+        if place.url.endswith(("/2.ckpt", "/3.ckpt")) and name.startswith(file):
+            raise PermissionError(errno.EACCES, "Permission denied", f"{place.url}/{name}")
+
+    trainer = _trainer(context, SaveEachStep(Path(folder)), parallel=parallel, timeout_s=PATIENT_S)
+    with writing(refuse):
+        ended = ending_of_fit(trainer, StageLearner(StageCase(optimizer="adamw")))
+    return ended, [trainer.global_step]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "file"), [("zero2", "rank00001"), pytest.param("ddp", MARKER_FILE, marks=pytest.mark.sweep)]
+)
+def test_permission_lost_in_the_middle_ends_all_ranks(
+    ranks: RankPool, tmp_path: Path, parallel: str, file: str
+) -> None:
+    for ended, (step,) in ranks.run(
+        lose_permission, world_size=2, args=(str(tmp_path), parallel, file), init_group=False, fresh=True
+    ):
+        assert ended["text"].startswith(f"CheckpointError: saving {tmp_path}/2.ckpt"), ended
+        assert f"rank {int(file == 'rank00001')}" in ended["text"], ended["text"]
+        assert "Permission denied" in ended["text"], ended["text"]
+        assert step < 4
+    assert whole_in(tmp_path) == ["1.ckpt"]
+    assert_of_step(tmp_path, 1)
+    for step in ranks.run(go_on_from, world_size=2, args=(str(tmp_path / "1.ckpt"), parallel), fresh=True):
+        assert step == 4
+
+
+def go_on_from(context: RankContext, path: str, parallel: str) -> int:
+    trainer = _trainer(context, parallel=parallel, timeout_s=PATIENT_S)
+    trainer.fit(StageLearner(StageCase(optimizer="adamw")), ckpt_path=path)
+    return trainer.global_step
 
 
 # -- an error of the user's --------------------------------------------------------------------------------------------

@@ -85,12 +85,20 @@ class Host:
         """Plug the cable in, or pull it: the host keeps its address and sees its carrier come or go."""
         _run("ip", "-n", self._bridge_netns, "link", "set", self._port, "up" if up else "down")
 
-    def set_rate(self, rate_mbit: float | None) -> None:
-        """Shape both directions of the link, in Mbit/s; ``None`` takes the limit off."""
+    def set_rate(self, rate_mbit: float | None, *, queue_bytes: int | None = None) -> None:
+        """Shape both directions of the link, in Mbit/s; ``None`` takes the limit off.
+
+        Args:
+            rate_mbit: The rate.
+            queue_bytes: What may wait before the kernel drops; ``None``: what passes in 200 ms.
+        """
+        # What is larger than a burst is cut into packets before it queues; what is larger than the queue never passes.
+        burst = "64kb" if queue_bytes is None else str(min(64_000, queue_bytes))
+        queue = ("latency", "200ms") if queue_bytes is None else ("limit", str(queue_bytes))
         for netns, device in ((self.netns, "eth0"), (self._bridge_netns, self._port)):
             if rate_mbit is not None:
                 rate = f"{round(rate_mbit * 1000)}kbit"
-                shape = ("tbf", "rate", rate, "burst", "64kb", "latency", "200ms")
+                shape = ("tbf", "rate", rate, "burst", burst, *queue)
                 _run("tc", "-n", netns, "qdisc", "replace", "dev", device, "root", *shape)
             elif "tbf" in _run("tc", "-n", netns, "qdisc", "show", "dev", device):
                 _run("tc", "-n", netns, "qdisc", "del", "dev", device, "root")

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.reading import Format, OpenChunk, Place
 from lightning_dist.errors import UnreadableShardError
@@ -61,7 +62,7 @@ def cached_place(folder: Path, chunk: Chunk, cache: Path) -> Place:
 
 def open_chunk(reader: Format, folder: Path, index: DatasetIndex, number: int) -> OpenChunk:
     chunk = index.chunk(number)
-    return reader.open(place_of(folder, chunk), chunk, index.properties)
+    return reader.open(place_of(folder, chunk), chunk, index.properties, Decoded())
 
 
 def all_samples(reader: Format, folder: Path, index: DatasetIndex, *, cache: Path | None = None) -> list[Any]:
@@ -70,7 +71,7 @@ def all_samples(reader: Format, folder: Path, index: DatasetIndex, *, cache: Pat
     for number in range(index.num_chunks):
         chunk = index.chunk(number)
         place = place_of(folder, chunk) if cache is None else cached_place(folder, chunk, cache)
-        opened = reader.open(place, chunk, index.properties)
+        opened = reader.open(place, chunk, index.properties, Decoded())
         samples += [opened.sample(position) for position in range(chunk.num_samples)]
         opened.close()
         opened.close()

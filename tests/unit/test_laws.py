@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from lightning_dist import laws
@@ -51,6 +53,46 @@ def test_amdahl() -> None:
     assert laws.amdahl_speedup(0.0, 8) == 1.0
 
 
+def test_amdahl_of_ten_per_cent_serial_work() -> None:
+    """9.3 times on 128 workers, 10 times at most."""
+    assert laws.amdahl_speedup(0.9, 128) == pytest.approx(9.3, abs=0.05)
+    assert laws.amdahl_limit(0.9) == pytest.approx(10)
+    assert laws.amdahl_speedup(0.9, 10**9) < laws.amdahl_limit(0.9)
+    assert laws.amdahl_limit(0.0) == 1.0
+    assert laws.amdahl_limit(1.0) == math.inf
+
+
+def test_gradients_of_70_billion_parameters() -> None:
+    """140 GB in bf16; a rank sends 280 GB, which at 100 Gbit/s a direction take 22.4 s, and 11.2 s one way."""
+    gradient_bytes, many, rate = 70e9 * 2, 100_000, 100e9 / 8
+    assert gradient_bytes == 140e9
+    assert laws.ring_all_reduce_bytes(gradient_bytes, many) == pytest.approx(280e9, rel=1e-4)
+    assert laws.ring_all_reduce_time_s(gradient_bytes, many, rate) == pytest.approx(22.4, rel=1e-4)
+    assert laws.ring_reduce_scatter_time_s(gradient_bytes, many, rate) == pytest.approx(11.2, rel=1e-4)
+    assert laws.ring_reduce_scatter_time_s(100e6, 4, RATE_400_MBIT, latency_s=0.5) == pytest.approx(3.0)
+
+
+def test_bubble() -> None:
+    assert laws.pipeline_bubble(8, 4) == pytest.approx(0.64, abs=0.005)
+    assert laws.pipeline_bubble(8, 28) == pytest.approx(0.20, abs=0.005)
+    assert laws.pipeline_bubble(1, 1) == 0.0
+
+
+def test_failures_of_100_cards() -> None:
+    """1e-4 a card and hour: 21 % a day, 100 hours between failures."""
+    assert laws.failure_probability(1e-4, 100, 24) == pytest.approx(0.21, abs=0.005)
+    assert laws.failure_probability(1e-4, 100, 24) == pytest.approx(1 - (1 - 1e-4) ** 2400, rel=1e-12)
+    assert laws.failure_probability(0.0, 100, 24) == 0.0
+    assert laws.failure_probability(1.0, 1, 1) == 1.0
+    assert laws.failure_probability(1.0, 1, 0) == 0.0
+    assert laws.time_between_failures_s(1e-4, 100) == pytest.approx(100 * 3600)
+    assert laws.time_between_failures_s(0.0, 100) == math.inf
+
+
+def test_small_failure_rates_keep_their_digits() -> None:
+    assert laws.failure_probability(1e-18, 1, 1) == pytest.approx(1e-18, rel=1e-12)
+
+
 def test_impossible_values_are_refused() -> None:
     with pytest.raises(ValueError, match="ranks must be at least 1"):
         laws.ring_all_reduce_bytes(1.0, 0)
@@ -60,6 +102,12 @@ def test_impossible_values_are_refused() -> None:
         laws.amdahl_speedup(1.5, 2)
     with pytest.raises(ValueError, match="workers"):
         laws.amdahl_speedup(0.5, 0)
+    with pytest.raises(ValueError, match="rate_per_hour is between 0 and 1, got 2"):
+        laws.failure_probability(2, 1, 1)
+    with pytest.raises(ValueError, match="units must be at least 1"):
+        laws.time_between_failures_s(0.1, 0)
+    with pytest.raises(ValueError, match="hours must not be negative"):
+        laws.failure_probability(0.1, 1, -1)
     with pytest.raises(ValueError, match="mtu_bytes"):
         laws.tcp_wire_bytes(1.0, mtu_bytes=52)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
 
 from lightning_dist.data.compression import compression_of, decompressed, is_damage, open_stream
+from lightning_dist.data.decoded import Decoded, Sized
 from lightning_dist.data.index import Chunk, DatasetIndex, Numbers
 from lightning_dist.data.index_file import read_index
 from lightning_dist.data.placed_bytes import describe, map_place
@@ -48,9 +49,9 @@ class JsonlFormat:
         names = names_ending(folder, ENDINGS, self.name)
         return index_of(self.name, survey(folder, names, self._look, workers=workers, progress=progress))
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenLines:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenLines:
         """See :class:`~lightning_dist.data.reading.Format`."""
-        return OpenLines(decompressed(map_place(place, chunk), compression_of(chunk.shard), describe(chunk)), chunk)
+        return OpenLines(map_place(place, chunk), chunk, decoded)
 
     def _look(self, folder: ReadFolder, name: str, size_bytes: int) -> Iterable[Piece]:
         stream, kind = ShardStream(folder, name, size_bytes), compression_of(name)
@@ -77,19 +78,16 @@ class OpenLines:
     """Lines of a chunk.
 
     Args:
-        data: All of them.
+        data: All of them, as they are stored.
         chunk: Which it is.
+        decoded: Has them decompressed, and where each is.
     """
 
-    def __init__(self, data: memoryview, chunk: Chunk) -> None:
+    def __init__(self, data: memoryview, chunk: Chunk, decoded: Decoded) -> None:
         self._data = data
         self._chunk = chunk
-        self._starts, self._ends = line_bounds(data)
-        if len(self._starts) != chunk.num_samples:
-            raise UnreadableShardError(
-                f"{describe(chunk)} has {len(self._starts)} lines, and {chunk.num_samples} by the index: "
-                "the file was written anew; write the index again with hierdist data index"
-            )
+        self._parts = decoded.of_chunk()
+        self._parts.get(0, self._decode)
 
     def sample(self, index: int) -> Any:
         """What line ``index`` says.
@@ -97,9 +95,10 @@ class OpenLines:
         Raises:
             UnreadableShardError: It is not JSON.
         """
-        if not 0 <= index < len(self._starts):
-            raise IndexError(f"sample {index} of {len(self._starts)}")
-        line = bytes(self._data[self._starts[index] : self._ends[index]])
+        if not 0 <= index < self._chunk.num_samples:
+            raise IndexError(f"sample {index} of {self._chunk.num_samples}")
+        lines = self._parts.get(0, self._decode)
+        line = bytes(lines.data[lines.starts[index] : lines.ends[index]])
         try:
             return json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -107,8 +106,26 @@ class OpenLines:
 
     def close(self) -> None:
         """See :class:`~lightning_dist.data.reading.OpenChunk`."""
+        self._parts.drop()
         self._data = memoryview(b"")
-        self._starts = self._ends = np.zeros(0, dtype=np.int64)
+
+    def _decode(self) -> Sized[_Lines]:
+        chunk, kind = self._chunk, compression_of(self._chunk.shard)
+        data = decompressed(self._data, kind, describe(chunk))
+        lines = _Lines(data, *line_bounds(data))
+        if len(lines.starts) != chunk.num_samples:
+            raise UnreadableShardError(
+                f"{describe(chunk)} has {len(lines.starts)} lines, and {chunk.num_samples} by the index: "
+                "the file was written anew; write the index again with hierdist data index"
+            )
+        bounds_bytes = lines.starts.nbytes + lines.ends.nbytes
+        return Sized(lines, bounds_bytes + (data.nbytes if kind is not None else 0))
+
+
+class _Lines(NamedTuple):
+    data: memoryview
+    starts: Numbers
+    ends: Numbers
 
 
 def line_bounds(data: memoryview | bytes) -> tuple[Numbers, Numbers]:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_dist.data.compression import decompressed
-from lightning_dist.data.formats.offsets import sample_bounds
+from lightning_dist.data.decoded import Decoded
+from lightning_dist.data.formats.offsets import BoundedShard
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.index_file import INDEX_NAME, place_of, read_json
 from lightning_dist.data.placed_bytes import describe, map_place
@@ -83,26 +83,26 @@ class LitDataFormat:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ForeignDataError(f"{where} is damaged: {type(error).__name__}: {error}") from error
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenLitData:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenLitData:
         """See :class:`~lightning_dist.data.reading.Format`."""
-        data = decompressed(map_place(place, chunk), "zst" if properties["compressed"] else None, describe(chunk))
-        return OpenLitData(data, chunk, properties["leaves"], properties["tree"])
+        kind = "zst" if properties["compressed"] else None
+        shard = BoundedShard(map_place(place, chunk), kind, chunk, decoded)
+        return OpenLitData(shard, chunk, properties["leaves"], properties["tree"])
 
 
 class OpenLitData:
     """Samples of a file.
 
     Args:
-        data: All of it, decompressed.
+        shard: All of it, decompressed.
         chunk: Which it is.
         leaves: What each leaf is.
         tree: How they make a sample.
     """
 
-    def __init__(self, data: memoryview, chunk: Chunk, leaves: list[str], tree: Mapping[str, Any]) -> None:
-        self._data = data
+    def __init__(self, shard: BoundedShard, chunk: Chunk, leaves: list[str], tree: Mapping[str, Any]) -> None:
+        self._shard = shard
         self._chunk = chunk
-        self._bounds = sample_bounds(data, chunk)
         self._decoders = [decoder_of(leaf) for leaf in leaves]
         self._tree = tree
 
@@ -114,7 +114,7 @@ class OpenLitData:
         """
         if not 0 <= index < self._chunk.num_samples:
             raise IndexError(f"sample {index} of {self._chunk.num_samples}")
-        data = self._data[self._bounds[index] : self._bounds[index + 1]]
+        data = self._shard.sample(index)
         try:
             sizes = np.frombuffer(data, "<u4", len(self._decoders)).tolist()
             at, leaves = 4 * len(sizes), []
@@ -129,7 +129,7 @@ class OpenLitData:
 
     def close(self) -> None:
         """See :class:`~lightning_dist.data.reading.OpenChunk`."""
-        self._data = memoryview(b"")
+        self._shard.close()
 
 
 def is_litdata(found: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.reading import Place, ReadFolder
 from lightning_dist.errors import ForeignDataError
@@ -23,6 +24,23 @@ class MapStyle(Protocol):
 
     def __getitem__(self, index: int, /) -> Any:
         """One of them."""
+
+
+def check_mapped(dataset: Any) -> None:
+    """Refuse what is no map-style data set, by its methods; that its length is unknown may show later.
+
+    Raises:
+        ForeignDataError: It is none.
+    """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise _without_length(dataset)
+
+
+def _without_length(dataset: Any) -> ForeignDataError:
+    return ForeignDataError(
+        f"{type(dataset).__name__} has no length, so its samples have no order of their own: "
+        "give a data set with __len__ and __getitem__"
+    )
 
 
 @dataclass(frozen=True)
@@ -48,10 +66,7 @@ class MappedFormat:
         try:
             size = len(self.dataset)
         except (TypeError, NotImplementedError) as error:
-            raise ForeignDataError(
-                f"{type(self.dataset).__name__} has no length, so its samples have no order of their own: "
-                "give a data set with __len__ and __getitem__"
-            ) from error
+            raise _without_length(self.dataset) from error
         starts = np.arange(0, size, self.chunk_samples, dtype=np.int64)
         return DatasetIndex(
             format=self.name,
@@ -63,7 +78,7 @@ class MappedFormat:
             properties={"type": type(self.dataset).__name__},
         )
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenRange:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenRange:
         """See :class:`~lightning_dist.data.reading.Format`; the place does not matter."""
         return OpenRange(self.dataset, chunk)
 

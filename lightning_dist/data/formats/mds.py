@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_dist.data.compression import compression_of, decompressed
-from lightning_dist.data.formats.offsets import sample_bounds
+from lightning_dist.data.compression import compression_of
+from lightning_dist.data.decoded import Decoded
+from lightning_dist.data.formats.offsets import BoundedShard
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.index_file import INDEX_NAME, place_of, read_json
 from lightning_dist.data.placed_bytes import describe, map_place
@@ -72,25 +73,25 @@ class MdsFormat:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ForeignDataError(f"{where} is damaged: {type(error).__name__}: {error}") from error
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenMds:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenMds:
         """See :class:`~lightning_dist.data.reading.Format`."""
-        data = decompressed(map_place(place, chunk), compression_of(chunk.shard), describe(chunk))
-        return OpenMds(data, chunk, [(name, encoding, size) for name, encoding, size in properties["columns"]])
+        columns = [(name, encoding, size) for name, encoding, size in properties["columns"]]
+        shard = BoundedShard(map_place(place, chunk), compression_of(chunk.shard), chunk, decoded)
+        return OpenMds(shard, chunk, columns)
 
 
 class OpenMds:
     """Samples of a shard.
 
     Args:
-        data: All of it, decompressed.
+        shard: All of it, decompressed.
         chunk: Which it is.
         columns: Name, encoding and size of each; ``None`` for a size that varies.
     """
 
-    def __init__(self, data: memoryview, chunk: Chunk, columns: list[tuple[str, str, int | None]]) -> None:
-        self._data = data
+    def __init__(self, shard: BoundedShard, chunk: Chunk, columns: list[tuple[str, str, int | None]]) -> None:
+        self._shard = shard
         self._chunk = chunk
-        self._bounds = sample_bounds(data, chunk)
         self._columns = [(name, decoder_of(encoding, name), size) for name, encoding, size in columns]
         self._num_varying = sum(size is None for _, _, size in columns)
 
@@ -102,7 +103,7 @@ class OpenMds:
         """
         if not 0 <= index < self._chunk.num_samples:
             raise IndexError(f"sample {index} of {self._chunk.num_samples}")
-        data = self._data[self._bounds[index] : self._bounds[index + 1]]
+        data = self._shard.sample(index)
         try:
             sizes = iter(np.frombuffer(data, "<u4", self._num_varying).tolist())
             at, sample = 4 * self._num_varying, {}
@@ -118,7 +119,7 @@ class OpenMds:
 
     def close(self) -> None:
         """See :class:`~lightning_dist.data.reading.OpenChunk`."""
-        self._data = memoryview(b"")
+        self._shard.close()
 
 
 def is_mds(found: Any) -> bool:

@@ -1,12 +1,57 @@
-"""The head that shards of MosaicML Streaming and of LitData share: the number of samples, and where each begins."""
+"""What shards of MosaicML Streaming and of LitData share: a head with the number of samples, and where each begins."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from lightning_dist.data.compression import decompressed
+from lightning_dist.data.decoded import Decoded, Sized
 from lightning_dist.data.index import Chunk, Numbers
 from lightning_dist.data.placed_bytes import describe
 from lightning_dist.errors import UnreadableShardError
+
+
+class BoundedShard:
+    """Bytes of each sample of a shard.
+
+    Args:
+        data: All of it, as it is stored.
+        kind: How it is compressed; see :func:`~lightning_dist.data.compression.decompressed`.
+        chunk: Which it is.
+        decoded: Has it decompressed, and where samples begin.
+
+    Raises:
+        UnreadableShardError: It is damaged, or another one than the index says.
+    """
+
+    def __init__(self, data: memoryview, kind: str | None, chunk: Chunk, decoded: Decoded) -> None:
+        self._data = data
+        self._kind = kind
+        self._chunk = chunk
+        self._parts = decoded.of_chunk()
+        self._parts.get(0, self._decode)
+
+    def sample(self, index: int) -> memoryview:
+        """Bytes of a sample."""
+        found = self._parts.get(0, self._decode)
+        return found.data[found.bounds[index] : found.bounds[index + 1]]
+
+    def close(self) -> None:
+        """None is asked for any more. Safe to call twice."""
+        self._parts.drop()
+        self._data = memoryview(b"")
+
+    def _decode(self) -> Sized[_Bounded]:
+        data = decompressed(self._data, self._kind, describe(self._chunk))
+        bounds = sample_bounds(data, self._chunk)
+        return Sized(_Bounded(data, bounds), bounds.nbytes + (data.nbytes if self._kind is not None else 0))
+
+
+class _Bounded(NamedTuple):
+    data: memoryview
+    bounds: Numbers
 
 
 def sample_bounds(data: memoryview, chunk: Chunk) -> Numbers:

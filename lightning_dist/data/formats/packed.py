@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.tokens import (
     CHUNK_BYTES,
     DTYPES,
@@ -117,7 +118,7 @@ class PackedFormat:
             vocab_size=known.get("vocab_size"),
         )
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenPacked:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenPacked:
         """See :class:`~lightning_dist.data.reading.Format`."""
         tokens = tokens_of(place, chunk, properties)
         return OpenPacked(tokens, chunk, eos=int(properties["eos"]), seq_len=int(properties["seq_len"]))

@@ -8,16 +8,15 @@ and held as long as memory allows.
 from __future__ import annotations
 
 import io
-import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from threading import Lock
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
+from lightning_dist.data.decoded import Decoded, Sized
 from lightning_dist.data.formats.columns import Rows, pyarrow
-from lightning_dist.data.formats.held_groups import HeldGroups
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.index_file import read_index
 from lightning_dist.data.placed_bytes import describe, map_place
@@ -26,7 +25,6 @@ from lightning_dist.data.survey import Piece, Progress, ShardStream, damaged, in
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 
 ENDINGS = (".parquet", ".pq")
-_numbers = itertools.count()  # of open files
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ class ParquetFormat:
     name = "parquet"
 
     columns: tuple[str, ...] | None = None
-    held: HeldGroups = field(default_factory=HeldGroups, init=False, repr=False, compare=False)
 
     def index(self, folder: ReadFolder) -> DatasetIndex:
         """See :class:`~lightning_dist.data.reading.Format`."""
@@ -53,9 +50,9 @@ class ParquetFormat:
         names = names_ending(folder, ENDINGS, self.name)
         return index_of(self.name, survey(folder, names, _look, workers=workers, progress=progress))
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenParquet:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenParquet:
         """See :class:`~lightning_dist.data.reading.Format`."""
-        return OpenParquet(map_place(place, chunk), chunk, self.columns, self.held)
+        return OpenParquet(map_place(place, chunk), chunk, self.columns, decoded)
 
 
 class OpenParquet:
@@ -65,16 +62,14 @@ class OpenParquet:
         data: All of it.
         chunk: Which it is.
         columns: To read; ``None``: all.
-        held: Its decoded row groups, and those of other files.
+        decoded: Has its row groups.
     """
 
-    def __init__(self, data: memoryview, chunk: Chunk, columns: tuple[str, ...] | None, held: HeldGroups) -> None:
-        self._held = held
-        self._number = next(_numbers)
+    def __init__(self, data: memoryview, chunk: Chunk, columns: tuple[str, ...] | None, decoded: Decoded) -> None:
+        self._parts = decoded.of_chunk()
         arrow, parquet = pyarrow("reading Parquet"), pyarrow("reading Parquet", "pyarrow.parquet")
         self._chunk = chunk
         self._columns = columns
-        self._lock = Lock()  # a reader is not made for several threads
         try:
             self._file = parquet.ParquetFile(arrow.BufferReader(arrow.py_buffer(data)))
         except (arrow.ArrowException, OSError) as error:
@@ -98,33 +93,22 @@ class OpenParquet:
         if not 0 <= index < self._chunk.num_samples:
             raise IndexError(f"sample {index} of {self._chunk.num_samples}")
         group = int(np.searchsorted(self._ends, index, side="right"))
-        return self._group(group).row(index - (int(self._ends[group - 1]) if group else 0))
+        rows = self._parts.get(group, partial(self._decode, group))
+        return rows.row(index - (int(self._ends[group - 1]) if group else 0))
 
     def close(self) -> None:
         """See :class:`~lightning_dist.data.reading.OpenChunk`."""
-        self._held.drop(self._number)
+        self._parts.drop()
         self._file = None
 
-    def __del__(self) -> None:
-        self.close()
-
-    def _group(self, number: int) -> Rows:
-        key = (self._number, number)
-        found = self._held.get(key)
-        if found is not None:
-            return found
-        with self._lock:
-            found = self._held.get(key)  # another thread may have decoded it meanwhile
-            if found is not None:
-                return found
-            arrow = pyarrow("reading Parquet")
-            try:
-                columns = None if self._columns is None else list(self._columns)
-                rows = Rows(self._file.read_row_group(number, columns=columns, use_threads=False), self._columns)
-            except (arrow.ArrowException, OSError) as error:
-                raise UnreadableShardError(f"row group {number} of {describe(self._chunk)}: {error}") from error
-            self._held.put(key, rows)
-            return rows
+    def _decode(self, group: int) -> Sized[Rows]:
+        arrow = pyarrow("reading Parquet")
+        try:
+            columns = None if self._columns is None else list(self._columns)
+            rows = Rows(self._file.read_row_group(group, columns=columns, use_threads=False), self._columns)
+        except (arrow.ArrowException, OSError) as error:
+            raise UnreadableShardError(f"row group {group} of {describe(self._chunk)}: {error}") from error
+        return Sized(rows, rows.size_bytes)
 
 
 def check_columns(columns: Iterable[str], there: Iterable[str], chunk: Chunk) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_dist.data.compression import compression_of, decompressed, is_damage, open_stream
+from lightning_dist.data.decoded import Decoded, Sized
 from lightning_dist.data.formats.tar_members import Buffer, Source, Stream, TarDamage, members
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.index_file import read_index
@@ -25,6 +26,7 @@ from lightning_dist.errors import ConfigError, UnreadableShardError
 
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2")
 Decoder = Callable[[bytes], Any]
+_SAMPLE_BYTES, _FIELD_BYTES = 250, 200  # what the list of members takes in memory, measured
 
 BASIC: dict[str, Decoder] = {
     "txt": lambda data: data.decode(),
@@ -78,35 +80,28 @@ class TarFormat:
         names = names_ending(folder, ENDINGS, self.name)
         return index_of(self.name, survey(folder, names, _look, workers=workers, progress=progress))
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenTar:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenTar:
         """See :class:`~lightning_dist.data.reading.Format`."""
-        data = decompressed(map_place(place, chunk), compression_of(chunk.shard), describe(chunk))
         decoders = BASIC if self.decode == "basic" else self.decode if isinstance(self.decode, Mapping) else {}
-        return OpenTar(data, chunk, decoders)
+        return OpenTar(map_place(place, chunk), chunk, decoders, decoded)
 
 
 class OpenTar:
     """Samples of a tar file.
 
     Args:
-        data: All of it.
+        data: All of it, as it is stored.
         chunk: Which it is.
         decoders: By ending.
+        decoded: Has it decompressed, and where each field is.
     """
 
-    def __init__(self, data: memoryview, chunk: Chunk, decoders: Mapping[str, Decoder]) -> None:
+    def __init__(self, data: memoryview, chunk: Chunk, decoders: Mapping[str, Decoder], decoded: Decoded) -> None:
         self._data = data
         self._chunk = chunk
         self._decoders = decoders
-        try:
-            self._samples = list(samples_of(Buffer(data)))
-        except TarDamage as error:
-            raise UnreadableShardError(f"{describe(chunk)} is no tar file, or is damaged: {error}") from error
-        if len(self._samples) != chunk.num_samples:
-            raise UnreadableShardError(
-                f"{describe(chunk)} has {len(self._samples)} samples, and {chunk.num_samples} by the index: "
-                "the file was written anew; write the index again with hierdist data index"
-            )
+        self._parts = decoded.of_chunk()
+        self._parts.get(0, self._decode)
 
     def sample(self, index: int) -> dict[str, Any]:
         """Fields by ending, and the name that they share as ``__key__``.
@@ -114,12 +109,13 @@ class OpenTar:
         Raises:
             UnreadableShardError: A field cannot be decoded.
         """
-        if not 0 <= index < len(self._samples):
-            raise IndexError(f"sample {index} of {len(self._samples)}")
-        key, fields = self._samples[index]
+        if not 0 <= index < self._chunk.num_samples:
+            raise IndexError(f"sample {index} of {self._chunk.num_samples}")
+        found = self._parts.get(0, self._decode)
+        key, fields = found.samples[index]
         sample: dict[str, Any] = {"__key__": key}
         for ending, start, size_bytes in fields:
-            data = bytes(self._data[start : start + size_bytes])
+            data = bytes(found.data[start : start + size_bytes])
             decoder = self._decoders.get(ending) or self._decoders.get(ending.rpartition(".")[2])
             try:
                 sample[ending] = data if decoder is None else decoder(data)
@@ -131,8 +127,28 @@ class OpenTar:
 
     def close(self) -> None:
         """See :class:`~lightning_dist.data.reading.OpenChunk`."""
+        self._parts.drop()
         self._data = memoryview(b"")
-        self._samples = []
+
+    def _decode(self) -> Sized[_Members]:
+        chunk, kind = self._chunk, compression_of(self._chunk.shard)
+        data = decompressed(self._data, kind, describe(chunk))
+        try:
+            samples = list(samples_of(Buffer(data)))
+        except TarDamage as error:
+            raise UnreadableShardError(f"{describe(chunk)} is no tar file, or is damaged: {error}") from error
+        if len(samples) != chunk.num_samples:
+            raise UnreadableShardError(
+                f"{describe(chunk)} has {len(samples)} samples, and {chunk.num_samples} by the index: "
+                "the file was written anew; write the index again with hierdist data index"
+            )
+        listed_bytes = sum(_SAMPLE_BYTES + _FIELD_BYTES * len(fields) for _, fields in samples)
+        return Sized(_Members(data, samples), listed_bytes + (data.nbytes if kind is not None else 0))
+
+
+class _Members(NamedTuple):
+    data: memoryview
+    samples: list[tuple[str, list[Field]]]
 
 
 def samples_of(source: Source) -> Iterator[tuple[str, list[Field]]]:

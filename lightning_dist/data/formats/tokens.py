@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.index import Chunk, DatasetIndex
 from lightning_dist.data.index_file import read_index, refuse_half_written
 from lightning_dist.data.placed_bytes import describe, map_place
@@ -86,7 +87,7 @@ class TokensFormat:
 
         return index_of(self.name, survey(folder, names, look, workers=workers, progress=progress), properties)
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenTokens:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenTokens:
         """See :class:`~lightning_dist.data.reading.Format`."""
         return OpenTokens(tokens_of(place, chunk, properties), chunk, seq_len=int(properties["seq_len"]))
 

@@ -18,6 +18,7 @@ import pytest
 
 from lightning_dist.data import cached_files, host_chunks, room
 from lightning_dist.data.cache import CachedChunks, CacheOptions, open_chunks
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.host_lock import HostLock
 from lightning_dist.data.index import DatasetIndex
 from lightning_dist.data.private_folder import default_folder
@@ -158,7 +159,7 @@ def test_what_is_removed_before_it_is_opened_is_placed_again(one: Bench) -> None
     class Bytes:
         name = "bytes"
 
-        def open(self, place: Place, chunk: object, properties: object) -> Any:
+        def open(self, place: Place, chunk: object, properties: object, decoded: Decoded) -> Any:
             tries.append(place)
             if len(tries) < 3:
                 chunks.place(one.index.chunk(len(tries)))
@@ -167,13 +168,13 @@ def test_what_is_removed_before_it_is_opened_is_placed_again(one: Bench) -> None
             except OSError as error:
                 raise UnreadableShardError("not in this format") from error
 
-    opened: Any = open_chunk(chunks, Bytes(), one.index.chunk(0), {})  # type: ignore[arg-type]
+    opened: Any = open_chunk(chunks, Bytes(), one.index.chunk(0), {}, Decoded())  # type: ignore[arg-type]
     assert opened == stored_chunk(one.data, one.index, 0)
     assert len(tries) == 3
     one.file(0).write_bytes(b"")
     Bytes.open = lambda *args: (_ for _ in ()).throw(UnreadableShardError("wrong"))  # type: ignore[method-assign]
     with pytest.raises(UnreadableShardError, match="wrong"):
-        open_chunk(chunks, Bytes(), one.index.chunk(0), {})  # type: ignore[arg-type]
+        open_chunk(chunks, Bytes(), one.index.chunk(0), {}, Decoded())  # type: ignore[arg-type]
 
 
 def test_a_limit_below_one_chunk_is_refused(one: Bench) -> None:

@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.jsonl import JsonlFormat, line_bounds
 from lightning_dist.data.index_file import index_bytes
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
@@ -64,7 +65,7 @@ def test_cut_off_compressed_shards_are_named(ending: str, tmp_path: Path) -> Non
             JsonlFormat().survey(PathFolder(tmp_path))
         chunk = index.chunk(0)._replace(size_bytes=len(damaged))
         with pytest.raises(UnreadableShardError, match=rf"a\.jsonl\.{ending}.* cannot be decompressed"):
-            JsonlFormat().open(place_of(tmp_path, chunk), chunk, index.properties)
+            JsonlFormat().open(place_of(tmp_path, chunk), chunk, index.properties, Decoded())
 
 
 def test_lines_that_are_not_json_are_named(tmp_path: Path) -> None:

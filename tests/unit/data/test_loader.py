@@ -565,8 +565,9 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         len(loader_of(2, world_size=3, role="evaluate"))
     with pytest.raises(ConfigError, match="less than one batch of 9"):
         len(loader_of(8, world_size=3))
-    with pytest.raises(ForeignDataError, match="no length"):
-        len(loader_of(iter([1, 2])))
+    for none in (iter([1, 2]), None, 3.5):
+        with pytest.raises(ForeignDataError, match="no length"):
+            Source(none)
     with pytest.raises(DataError, match="nowhere"):
         len(loader_of(tmp_path / "nowhere"))
     (tmp_path / "other").mkdir()
@@ -577,8 +578,27 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
         len(loader_of(Source(tmp_path, format="parket")))
     with pytest.raises(ConfigError, match="are of folders"):
         Source(Ids(3), format="tokens")
-    with pytest.raises(ConfigError, match="weight"):
-        len(loader_of([Source(Ids(3), weight=0.0), Source(Ids(4))]))
+    with pytest.raises(ConfigError, match="empty name"):
+        Source("")
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), "2", True])
+def test_weights_are_positive_numbers(weight: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a Source has the weight .*leave out a source"):
+        Source(Ids(3), weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [([], "at least one Source"), ((), "at least one Source"), ({"a": Ids(3)}, r"names \(a\)")],
+    ids=str,
+)
+def test_no_data_and_names_are_refused_when_a_loader_is_made(data: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ShardedLoader(data)
+    with pytest.raises(ConfigError, match=said):
+        ShardedDataModule(data)
+    ShardedDataModule(val={"a": Ids(3)})
 
 
 def test_hosts_that_read_shards_of_others_are_told(tmp_path: Path) -> None:

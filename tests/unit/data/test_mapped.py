@@ -2,6 +2,7 @@
 
 import pytest
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.mapped import MappedFormat, NothingToFetch
 from lightning_dist.errors import ForeignDataError
 
@@ -28,7 +29,7 @@ def test_samples_are_those_of_the_data_set(size: int) -> None:
     for number in range(index.num_chunks):
         chunk = index.chunk(number)
         chunks.expect([chunk])
-        opened = reader.open(chunks.place(chunk), chunk, index.properties)
+        opened = reader.open(chunks.place(chunk), chunk, index.properties, Decoded())
         samples += [opened.sample(position) for position in range(chunk.num_samples)]
         with pytest.raises(IndexError):
             opened.sample(chunk.num_samples)

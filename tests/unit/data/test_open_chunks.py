@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_dist.config import DataConfig
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.tokens import OpenTokens, TokensFormat
 from lightning_dist.data.index import Chunk
 from lightning_dist.data.index_file import INDEX_NAME, index_bytes
@@ -24,9 +25,9 @@ CHUNKS, SAMPLES, SEQ_LEN = 60, 16, 4
 class CountingFormat(TokensFormat):
     """Counts how often each chunk is opened."""
 
-    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any]) -> OpenTokens:
+    def open(self, place: Place, chunk: Chunk, properties: Mapping[str, Any], decoded: Decoded) -> OpenTokens:
         opened[chunk.number] += 1
-        return super().open(place, chunk, properties)
+        return super().open(place, chunk, properties, decoded)
 
 
 opened: Counter[int] = Counter()

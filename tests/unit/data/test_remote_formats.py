@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lightning_dist.data.cache import CacheOptions, open_chunks
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.detection import detect_format
 from lightning_dist.data.formats import Surveyed, make_format
 from lightning_dist.data.index_file import INDEX_NAME, PACKED_NAME, index_bytes
@@ -83,7 +84,10 @@ def test_samples_are_those_of_the_files_on_disk(name: str, tmp_path: Path) -> No
     assert expected
     chunks = open_chunks(remote, index, options=CacheOptions(folder=tmp_path / "cache", limit_bytes=1 << 20))
     try:
-        opened = [open_chunk(chunks, reader, index.chunk(n), index.properties) for n in range(index.num_chunks)]
+        decoded = Decoded()
+        opened = [
+            open_chunk(chunks, reader, index.chunk(n), index.properties, decoded) for n in range(index.num_chunks)
+        ]
         samples = [
             chunk.sample(position)
             for chunk, size in zip(opened, index.samples.tolist(), strict=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
+from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.tokens import DTYPES, TokensFormat
 from lightning_dist.data.index_file import index_bytes
 from lightning_dist.data.windows import cut_windows, num_windows
@@ -86,10 +87,10 @@ def test_cut_off_shard_is_an_error_not_a_crash(tmp_path: Path) -> None:
     index = TokensFormat(seq_len=100, dtype="uint32").survey(PathFolder(tmp_path))
     (tmp_path / "a.bin").write_bytes(b"\0" * 4000)
     with pytest.raises(UnreadableShardError, match=r"a.bin.*cut off"):
-        TokensFormat().open(place_of(tmp_path, index.chunk(0)), index.chunk(0), index.properties)
+        TokensFormat().open(place_of(tmp_path, index.chunk(0)), index.chunk(0), index.properties, Decoded())
     (tmp_path / "a.bin").unlink()
     with pytest.raises(UnreadableShardError, match="cannot be read"):
-        TokensFormat().open(place_of(tmp_path, index.chunk(0)), index.chunk(0), index.properties)
+        TokensFormat().open(place_of(tmp_path, index.chunk(0)), index.chunk(0), index.properties, Decoded())
 
 
 def test_chunk_that_is_smaller_than_its_samples_is_refused(tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_chunk_that_is_smaller_than_its_samples_is_refused(tmp_path: Path) -> No
     index = TokensFormat(seq_len=10, dtype="uint16").survey(PathFolder(tmp_path))
     chunk = index.chunk(0)._replace(size_bytes=100)
     with pytest.raises(UnreadableShardError, match="has 50 tokens"):
-        TokensFormat().open(place_of(tmp_path, chunk), chunk, index.properties)
+        TokensFormat().open(place_of(tmp_path, chunk), chunk, index.properties, Decoded())
 
 
 def test_no_index_says_what_to_run(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -208,12 +208,28 @@ def test_a_missing_rank_zero_is_named() -> None:
     assert "rank 1 waited 0.2 s for rank 0" in str(error)
 
 
-def test_a_stated_placement_needs_no_exchange() -> None:
-    config = TopologyConfig(hosts={"a": [0, 2], "b": [1]})
-    store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=0.1))
-    cluster = discover_cluster(config, rank=2, world_size=3, store=store, environ={}, timeout_s=0.1)
-    assert cluster.host_of_rank == ("a", "b", "a")
+def test_a_stated_placement_is_that_of_all_ranks() -> None:
+    found = discover_all(TopologyConfig(hosts={"a": [0, 2], "b": [1]}), [{"HIERDIST_HOST": "c"}] * 3)
+    assert found == [Discovery(Cluster(("a", "b", "a")), (Source.CONFIG,) * 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [({"a": [0], "b": [1, 2]}, r"\{'a': \[0\], 'b': \[1, 2\]\}"), (None, "not set")], ids=str
+)
+def test_ranks_that_were_told_other_placements_say_so(other: Any, said: str) -> None:
+    store, hosts = dist.HashStore(), [{"a": [0, 2], "b": [1]}, {"a": [0, 2], "b": [1]}, other]
+    found = run_ranks(
+        3,
+        lambda rank: discover_cluster(
+            TopologyConfig(hosts=hosts[rank]), rank=rank, world_size=3, store=store, environ={}, timeout_s=20
+        ),
+    )
+    for error in found:
+        assert isinstance(error, TopologyError)
+        assert re.search(
+            rf"topology.hosts is \{{'a': \[0, 2\], 'b': \[1\]\}} on rank 0 and {said} on rank 2: give all ranks",
+            str(error),
+        )
 
 
 @pytest.mark.parametrize(
@@ -227,8 +243,9 @@ def test_a_stated_placement_needs_no_exchange() -> None:
     ],
 )
 def test_a_wrong_placement_is_refused(config: TopologyConfig, world_size: int, message: str) -> None:
-    with pytest.raises(TopologyError, match=message):
-        discover(config, rank=0, world_size=world_size, store=dist.HashStore(), environ={}, timeout_s=1)
+    error = discover_all(config, [{}] * world_size, timeout_s=0.5)[0]
+    assert isinstance(error, TopologyError)
+    assert message in str(error)
 
 
 def test_a_rank_beyond_the_world_is_refused() -> None:

@@ -1,0 +1,92 @@
+"""Where each step's time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_dist.capture import TrainerCapture, capture_of
+from lightning_dist.capture.batches import CountTokens
+from lightning_dist.capture.step_files import StepFiles
+
+
+class StepTimeline(pl.Callback):
+    """Writes, of each step and rank, how long its phases took; under any strategy, in any Lightning project.
+
+    Each rank writes a file of its own, from a thread: no collective, and no device is waited for. What goes wrong ends
+    the recording, with a warning, and not the training.
+
+    Args:
+        folder: Where to; if not given, ``monitor`` in the logger's folder, or in the Trainer's ``default_root_dir``.
+            Where a run is there already, the name gets a number.
+        spans_every: Of each how many-th step the whole timeline is written, for pictures, beside the first few and
+            those that were unusually slow.
+        count_tokens: Tokens of a batch, for those that are not a tensor of whole numbers [samples x length].
+        flops_per_sample: Floating point operations of forward and backward for one sample, for the utilisation of the
+            device (MFU).
+        peak_flops: What a rank's device can do at most, in operations a second; known devices need none.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        spans_every: int = 100,
+        count_tokens: CountTokens | None = None,
+        flops_per_sample: float | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
+        if spans_every < 1:
+            raise ValueError(f"spans_every={spans_every}: write a whole number from 1, e.g. 100")
+        self._wanted = folder
+        self._spans_every = spans_every
+        self._count_tokens = count_tokens
+        self._flops_per_sample = flops_per_sample
+        self._peak_flops = peak_flops
+        self._files: StepFiles | None = None
+        self.capture: TrainerCapture | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """Of the present run, or the last one; ``None``: there was none, or nothing could be written."""
+        return self._files.folder if self._files is not None else None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Start to record; collective."""
+        if stage != "fit":
+            return
+        self.capture = capture_of(trainer, self)
+        self.capture.count_tokens = self._count_tokens or self.capture.count_tokens
+        self._files = StepFiles(
+            self.capture,
+            folder=self.capture.folder(self._wanted),
+            spans_every=self._spans_every,
+            flops_per_sample=self._flops_per_sample,
+            peak_flops=self._peak_flops,
+        )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Now the loaders are there: say what is known of the run."""
+        if self._files is not None:
+            self._files.open(trainer)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Write what is left."""
+        self._close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Write what is left: the Trainer tears nothing down."""
+        self._close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing outlives a run."""
+        return {}
+
+    def _close(self) -> None:
+        if self.capture is not None:
+            self.capture.release(self)
+        if self._files is not None and self._files.close() is not None:
+            rank_zero_warn(f"StepTimeline: {self._files.problem}")

@@ -1,0 +1,52 @@
+"""Training stands still for checkpoints."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_dist.laws import daly_interval_s
+from lightning_dist.monitor.diagnosis.claim import Claim
+from lightning_dist.monitor.diagnosis.evidence import Evidence
+from lightning_dist.monitor.diagnosis.wording import seconds
+from lightning_dist.monitor.record import Phase
+
+STALL_S = 1e-4  # shorter is the look whether one is due
+DAY_S = 86400.0
+
+
+def claim(evidence: Evidence) -> Claim | None:
+    """The sum of their stalls: they are rare, so medians do not see them."""
+    if Phase.CHECKPOINT not in evidence.window.phases:
+        return None
+    cost_s = evidence.cost_s(Phase.CHECKPOINT)
+    stalls = cost_s[cost_s > STALL_S]
+    if not stalls.size:
+        return None
+    each_s = float(stalls.mean())
+    lines = [f"{stalls.size} of {len(cost_s)} steps stand still for a checkpoint, {seconds(each_s)} each."]
+    written_s = evidence.mean("checkpoint_write")
+    if written_s is not None:
+        lines.append(f"Until one is committed takes {seconds(written_s)}.")
+    return Claim(
+        cost_s=np.where(cost_s > STALL_S, cost_s, 0.0),
+        what="training stands still for checkpoints",
+        evidence=tuple(lines),
+        advice=_advice(evidence, each_s),
+        directness=0.95,
+        is_rare=True,
+    )
+
+
+def _advice(evidence: Evidence, each_s: float) -> tuple[str, ...]:
+    interval_s = daly_interval_s(each_s, DAY_S)
+    rarer = (
+        f"Save less often: with a failure a day, every {seconds(interval_s)} loses the least time (Daly's law; "
+        "ModelCheckpoint(train_time_interval=...), every_n_train_steps)."
+    )
+    if evidence.option("checkpoint.mode") == "async_sharded":
+        return ("Copy during the next step: checkpoint.snapshot=overlapped.", rarer)
+    return (
+        "Write while training goes on: checkpoint=async_sharded, or AsyncShardedCheckpoint in callbacks, also under "
+        "Lightning's ddp.",
+        rarer,
+    )

@@ -1,0 +1,196 @@
+"""Exposed communication, and what is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lightning_dist.monitor.diagnosis import exposed, lossy_link
+from lightning_dist.monitor.diagnosis.changes import Shift, shift_of
+from lightning_dist.monitor.diagnosis.claim import Claim
+from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence, Traffic
+from lightning_dist.monitor.diagnosis.wording import rate, seconds, size
+from lightning_dist.monitor.record import Phase
+from lightning_dist.monitor.verdict import Reason
+
+# At 10 Gbit/s and 0.1 ms, TCP between hosts, a message of 128 KiB takes as long for its latency as for its bytes.
+SMALL_BYTES = 128 * 1024
+MANY_OPERATIONS = 8  # a step: fewer cannot be joined to much effect
+HIDDEN = 0.2  # of what could be hidden; an overlap that works hides most of it
+HIDEABLE = 0.5  # of the exposed time: that much compute must be there for overlap to matter
+OF_NOMINAL = 0.25  # of a link's nominal rate: TCP alone costs 5 %, one stream and a slow core a half
+SLOWER = 1.5  # times as long as before: a link has degraded
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """What is behind it."""
+
+    reason: Reason
+    what: str
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+    directness: float
+    since_step: int | None = None
+
+
+def claim(evidence: Evidence) -> Claim | None:
+    """What communication costs beyond what compute hides, unless a lossy link is behind it."""
+    if Phase.COMMUNICATION not in evidence.window.phases or lossy_link.is_lossy(evidence):
+        return None
+    cost_s = evidence.cost_s(Phase.COMMUNICATION)
+    traffic = evidence.traffic
+    behind = next(found for look in _LOOKS if (found := look(evidence, traffic)) is not None)
+    return Claim(
+        cost_s=cost_s,
+        what=f"communication that nothing hides: {behind.what}",
+        evidence=(*exposed.sentences(evidence), *behind.evidence),
+        advice=behind.advice,
+        directness=behind.directness,
+        reason=behind.reason,
+        since_step=behind.since_step,
+    )
+
+
+def _placement(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
+    """A flat ring in the order of ranks crosses between hosts at each change of host. NCCL orders its rings itself."""
+    cost = evidence.placement
+    if cost is None or cost.ratio <= 1 or evidence.on_gpus or not _is_flat(evidence):
+        return None
+    return _Behind(
+        Reason.PLACEMENT,
+        "ranks that follow each other sit on different hosts",
+        (
+            f"{cost.host_edges} connections of the ring of ranks leave a host, where {cost.best_host_edges} would do: "
+            f"{cost.ratio:.3g} times the bytes cross its link.",
+        ),
+        (
+            "Number ranks host by host: in SLURM --distribution=block, else NODE_RANK and LOCAL_RANK in that order.",
+            'Or use communication to which the order is nothing: Trainer(strategy="hierdist"), sync=hierarchical.',
+        ),
+        0.9,
+    )
+
+
+def _small_buckets(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
+    """Many small messages cost their latency."""
+    each = traffic.bytes_per_operation if traffic is not None else None
+    if traffic is None or each is None or each >= SMALL_BYTES or traffic.operations < MANY_OPERATIONS:
+        return None
+    return _Behind(
+        Reason.SMALL_BUCKETS,
+        "it goes in many small messages, which cost their latency",
+        (
+            f"An operation carries {size(each)} on average and takes at least "
+            f"{seconds(traffic.total_s / traffic.operations)}.",
+        ),
+        (
+            "Larger buckets: sync.bucket_bytes=8388608 (8 MiB), or DDPStrategy(bucket_cap_mb=25).",
+            "If the model is that small: fewer synchronisations, Trainer(accumulate_grad_batches=4).",
+        ),
+        0.85,
+    )
+
+
+def _no_overlap(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
+    """Compute that could hide communication hides none."""
+    if traffic is None or traffic.total_s <= 0:
+        return None
+    hideable_s = _hideable_s(evidence)
+    exposed_s = float(evidence.cost_s(Phase.COMMUNICATION).mean())
+    if hideable_s < HIDEABLE * exposed_s or traffic.overlapped_s > HIDDEN * min(hideable_s, traffic.total_s):
+        return None
+    return _Behind(
+        Reason.NO_OVERLAP,
+        "nothing is sent while backward computes",
+        (f"Compute of {seconds(hideable_s)} could hide it, and hides {seconds(traffic.overlapped_s)}.",),
+        (
+            "Let gradients travel during backward, in buckets: DDPStrategy(bucket_cap_mb=8), sync.bucket_bytes=8388608 "
+            'under "hierdist"; no all-reduce by hand after backward.',
+            "If one bucket holds the whole model, as a small model does, a smaller bucket starts earlier.",
+        ),
+        0.85,
+    )
+
+
+def _slow_link(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
+    """A link that carries less than it should, or than before."""
+    lines = []
+    shift = _degraded(evidence)
+    since = None
+    if shift is not None:
+        since = evidence.window.steps[shift.index]
+        lines.append(f"Since step {since} it takes {seconds(shift.after)} a step instead of {seconds(shift.before)}.")
+    nominal, carried = evidence.numbers("link_bytes_per_s"), evidence.link_rate
+    if nominal and carried is not None and carried < OF_NOMINAL * min(nominal):
+        lines.append(f"The busiest host sends {rate(carried)} meanwhile, over a link of {rate(min(nominal))}.")
+    if not lines:
+        return None
+    return _Behind(
+        Reason.SLOW_LINK,
+        "a link between hosts is slow",
+        tuple(lines),
+        (
+            "Measure each link: hierdist topology --probe on all ranks; look for a host whose link is slower, a port "
+            "that fell back to a lower speed, other traffic.",
+            "Name the right interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.",
+            *_fewer_bytes(evidence),
+        ),
+        0.9 if len(lines) > 1 or shift is not None else 0.8,
+        since,
+    )
+
+
+def _volume(evidence: Evidence, traffic: Traffic | None) -> _Behind:
+    """What remains."""
+    carried = evidence.link_rate
+    known = bool(evidence.numbers("link_bytes_per_s")) and carried is not None
+    lines = () if carried is None else (f"The busiest host sends {rate(carried)} meanwhile.",)
+    doubt = () if known else ("What the link can do is not known, so it may as well be slow.",)
+    return _Behind(
+        Reason.VOLUME,
+        "more bytes than the link carries in the time of a step",
+        (*lines, *doubt),
+        _fewer_bytes(evidence),
+        0.85 if known else 0.7,
+    )
+
+
+# In this order: facts first, then what is concluded; the last one always holds.
+_LOOKS: tuple[Callable[[Evidence, Traffic | None], _Behind | None], ...] = (
+    _placement,
+    _small_buckets,
+    _no_overlap,
+    _slow_link,
+    _volume,
+)
+
+
+def _fewer_bytes(evidence: Evidence) -> tuple[str, ...]:
+    lines = []
+    if not evidence.is_ours:
+        lines.append('Send each byte between hosts once: Trainer(strategy="hierdist").')
+    elif evidence.option("sync.algorithm") == "flat":
+        lines.append("Send each byte between hosts once: sync=hierarchical.")
+    if evidence.option("sync.wire_dtype") != "bf16":
+        lines.append("Halve what crosses between hosts: sync=bf16.")
+    lines.append("Synchronise less often: Trainer(accumulate_grad_batches=4).")
+    return tuple(lines)
+
+
+def _is_flat(evidence: Evidence) -> bool:
+    """Whether gradients go round one ring of all ranks."""
+    return not evidence.is_ours or evidence.option("sync.algorithm") == "flat"
+
+
+def _hideable_s(evidence: Evidence) -> float:
+    """Compute during which something could be sent: gathers of sharded parameters go on during forward too."""
+    phases = [Phase.BACKWARD]
+    if evidence.option("parallel.mode") in SHARDED_MODES:
+        phases.append(Phase.FORWARD)
+    return float(evidence.cost_s(*phases).mean())
+
+
+def _degraded(evidence: Evidence) -> Shift | None:
+    shift = shift_of(evidence.cost_s(Phase.COMMUNICATION))
+    return shift if shift is not None and shift.after > SLOWER * max(shift.before, 1e-9) else None

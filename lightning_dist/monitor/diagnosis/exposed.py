@@ -1,0 +1,23 @@
+"""What shows that ranks wait for communication, whatever is behind it."""
+
+from __future__ import annotations
+
+from lightning_dist.monitor.diagnosis.evidence import Evidence
+from lightning_dist.monitor.diagnosis.wording import percent, seconds, size
+from lightning_dist.monitor.record import Phase
+
+
+def sentences(evidence: Evidence) -> tuple[str, ...]:
+    """For people: how much is communicated, and how much of it is hidden."""
+    traffic = evidence.traffic
+    exposed_s = float(evidence.cost_s(Phase.COMMUNICATION).mean())
+    if traffic is None:
+        return (f"Ranks wait {seconds(exposed_s)} a step for communication.",)
+    share = traffic.total_s / float(evidence.window.step_s.mean())
+    lines = [
+        f"Communication takes {seconds(traffic.total_s)} a step ({percent(share)}), of which compute hides "
+        f"{seconds(traffic.overlapped_s)}."
+    ]
+    if traffic.size_bytes:
+        lines.append(f"A rank communicates {size(traffic.size_bytes)} a step in {traffic.operations:.0f} operations.")
+    return tuple(lines)

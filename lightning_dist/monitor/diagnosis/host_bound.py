@@ -1,0 +1,50 @@
+"""The optimizer, callbacks, logging or Lightning's loops take the time."""
+
+from __future__ import annotations
+
+from lightning_dist.monitor.diagnosis.claim import Claim
+from lightning_dist.monitor.diagnosis.evidence import Evidence
+from lightning_dist.monitor.diagnosis.wording import percent, seconds
+from lightning_dist.monitor.record import Phase
+
+PHASES = (Phase.OPTIMIZER, Phase.LOGGING, Phase.OTHER)
+
+_NAMES = {
+    Phase.OPTIMIZER: "the optimizer's step",
+    Phase.LOGGING: "logging",
+    Phase.OTHER: "callbacks and loops",
+}
+_ADVICE = {
+    Phase.OPTIMIZER: (
+        "A fused optimizer on GPUs: AdamW(fused=True); shards of it on each rank: parallel=zero1.",
+        "Step less often: Trainer(accumulate_grad_batches=4).",
+    ),
+    Phase.LOGGING: (
+        "Log less often: Trainer(log_every_n_steps=50), and no self.log(..., sync_dist=True) in each step.",
+    ),
+    Phase.OTHER: (
+        "Look at callbacks and hooks that run in each batch, the progress bar's refresh_rate, and .item() or print in "
+        "training_step.",
+        "Larger batches give the host less to do for each sample.",
+    ),
+}
+
+
+def claim(evidence: Evidence) -> Claim | None:
+    """What is neither compute, data nor communication."""
+    known = [phase for phase in PHASES if phase in evidence.window.phases]
+    if not known:
+        return None
+    costs = {phase: float(evidence.without_stragglers_s(phase).mean()) for phase in known}
+    most = max(known, key=lambda phase: costs[phase])
+    step_s = float(evidence.window.step_s.mean())
+    return Claim(
+        cost_s=evidence.without_stragglers_s(*known),
+        what=f"the host is busy with other than compute, most with {_NAMES[most]}",
+        evidence=tuple(
+            f"{_NAMES[phase].capitalize()}: {seconds(costs[phase])} a step ({percent(costs[phase] / step_s)})."
+            for phase in known
+        ),
+        advice=_ADVICE[most],
+        directness=0.9 if most is not Phase.OTHER else 0.8,
+    )

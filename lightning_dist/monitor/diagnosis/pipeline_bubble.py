@@ -1,0 +1,52 @@
+"""Stages wait for each other."""
+
+from __future__ import annotations
+
+from lightning_dist.laws import pipeline_bubble
+from lightning_dist.monitor.diagnosis.claim import Claim
+from lightning_dist.monitor.diagnosis.evidence import Evidence
+from lightning_dist.monitor.diagnosis.wording import percent, seconds
+from lightning_dist.monitor.record import Phase
+
+BEYOND = 1.3  # times what the schedule says: something else idles stages too
+
+
+def claim(evidence: Evidence) -> Claim | None:
+    """What stages idle that set the pace."""
+    if Phase.PIPELINE_IDLE not in evidence.window.phases:
+        return None
+    cost_s = evidence.cost_s(Phase.PIPELINE_IDLE)
+    if cost_s.sum() <= 0:
+        return None
+    idle = evidence.window.share(cost_s)
+    lines = [f"A stage waits {seconds(float(cost_s.mean()))} a step for its neighbours."]
+    size = evidence.whole_option("parallel.pipeline.size")
+    count = evidence.whole_option("parallel.pipeline.micro_batches")
+    by_schedule = None
+    if size is not None and count is not None:
+        virtual = evidence.whole_option("parallel.pipeline.virtual_stages") or 1
+        by_schedule = pipeline_bubble(size, count, virtual_stages=virtual)
+        lines.append(
+            f"By its schedule, {size} stages with {count} micro-batches idle {percent(by_schedule)} of a step."
+        )
+        if idle > BEYOND * by_schedule:
+            lines.append("It is more than that: stages differ, or what they exchange takes long.")
+    return Claim(
+        cost_s=cost_s,
+        what="stages of the pipeline idle",
+        evidence=tuple(lines),
+        advice=_advice(size, count),
+        directness=0.95 if by_schedule is None or idle <= BEYOND * by_schedule else 0.8,
+    )
+
+
+def _advice(size: int | None, count: int | None) -> tuple[str, ...]:
+    more = "more micro-batches"
+    if size is not None and count is not None:
+        then = pipeline_bubble(size, 4 * max(size, count))
+        more = f"parallel.pipeline.micro_batches={4 * max(size, count)} idles {percent(then)}"
+    return (
+        f"Cut batches finer: {more}.",
+        "Or a schedule that idles less: parallel.pipeline.schedule=zbv or interleaved_zero_bubble.",
+        "Or fewer stages: a smaller parallel.pipeline.size.",
+    )

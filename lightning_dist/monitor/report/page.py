@@ -1,0 +1,134 @@
+"""The report as one HTML file: no network, no script but its own, held to that by a policy in its head."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from lightning_dist.monitor.record import RunRecord
+from lightning_dist.monitor.report.breakdown import apart, breakdowns
+from lightning_dist.monitor.report.charts_section import charts_section
+from lightning_dist.monitor.report.course import course
+from lightning_dist.monitor.report.marks import marks_of
+from lightning_dist.monitor.report.markup import Markup, element, joined, json_inside
+from lightning_dist.monitor.report.payload import payload
+from lightning_dist.monitor.report.run_section import about, heading, speed
+from lightning_dist.monitor.report.series import all_series
+from lightning_dist.monitor.report.shares_section import shares_section
+from lightning_dist.monitor.report.shown import average, steps_of
+from lightning_dist.monitor.report.throughput import throughput
+from lightning_dist.monitor.report.timeline_section import timeline_section
+from lightning_dist.monitor.report.verdict_section import verdict_section
+from lightning_dist.monitor.verdict import Verdict
+
+RANKS = 64  # shown one by one
+_SCRIPTS = ("format.js", "timeline.js", "charts.js", "start.js")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing that another part of the library made of the run.
+
+    Attributes:
+        title: Above it.
+        svg: One ``svg`` element without scripts, styles and references.
+        caption: Below it.
+    """
+
+    title: str
+    svg: str
+    caption: str = ""
+
+
+def html_of(record: RunRecord, verdict: Verdict, *, step: int | None = None, pictures: Sequence[Picture] = ()) -> str:
+    """The whole page.
+
+    Args:
+        record: The run.
+        verdict: What the diagnosis says of it.
+        step: The step to open the timeline at; ``None``: the average of all.
+        pictures: To be shown too.
+    """
+    ranks = breakdowns(record)
+    marks = marks_of(verdict)
+    shown_ranks = apart(ranks, at_most=RANKS, always=marks)
+    numbers = [rank.header.rank for rank in shown_ranks]
+    shown = [average(shown_ranks), *steps_of(record, numbers, chosen=step)] if ranks else []
+    series = all_series(record, shown_ranks=numbers)
+    data = payload(
+        ranks=[(rank.header, marks.get(rank.header.rank)) for rank in shown_ranks],
+        shown=shown,
+        first=next((index for index, each in enumerate(shown) if each.step == step), 0),
+        series=series,
+        stretches=course(record),
+    )
+    body = joined(
+        heading(record),
+        element(
+            "main",
+            verdict_section(verdict),
+            speed(throughput(record)),
+            _section("step", "One step", timeline_section(shown, shown_ranks)),
+            _section("shares", "Where the time goes", shares_section(ranks, shown_ranks, marks)) if ranks else None,
+            _section("course", "Over the run", charts_section(series, shown_ranks, marks)),
+            *(_picture(picture) for picture in pictures),
+            _section("about", "The run", about(record)),
+        ),
+    )
+    title = f"{record.facts.strategy}, run {record.facts.run_id}"
+    return "<!doctype html>\n" + element("html", _head(title), element("body", body, *_scripts(data)), lang="en") + "\n"
+
+
+def _head(title: str) -> Markup:
+    style, script = _asset("style.css"), _script()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("link", rel="icon", href="data:,"),
+        element("title", title),
+        element("style", Markup(style)),
+    )
+
+
+def _scripts(data: dict[str, object]) -> tuple[Markup, ...]:
+    return (
+        element("script", json_inside(data), type="application/json", id="data"),
+        element("script", Markup(_script())),
+    )
+
+
+def _script() -> str:
+    parts = "\n".join(map(_asset, _SCRIPTS))
+    return f'(() => {{\n"use strict";\n{parts}}})();\n'
+
+
+def _asset(name: str) -> str:
+    return resources.files("lightning_dist.monitor.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+def _section(name: str, title: str, *children: Markup | None) -> Markup:
+    return element("section", element("h2", title, id=name), *children, aria_labelledby=name)
+
+
+def _picture(picture: Picture) -> Markup:
+    name = "".join(character if character.isalnum() else "-" for character in picture.title.lower())
+    return _section(
+        name,
+        picture.title,
+        element("div", Markup(picture.svg), class_="scroll picture"),
+        element("p", picture.caption, class_="note") if picture.caption else None,
+    )

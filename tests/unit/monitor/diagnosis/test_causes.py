@@ -1,0 +1,234 @@
+"""Each cause is named, with its share, and not taken for another that looks alike."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lightning_dist.monitor.diagnosis import diagnose
+from lightning_dist.monitor.record import Phase
+from lightning_dist.monitor.verdict import Cause, Finding, Reason
+from tests.support.monitored import CYCLIC, MB, Model, Slow
+
+PIPELINE = {"parallel.mode": "pipeline", "parallel.pipeline.size": 4, "parallel.pipeline.micro_batches": 4}
+TEN_GBIT = 10e9 / 8
+
+# What was put in, and the cause, the reason behind it, and the share that it costs.
+CAUSES: dict[str, tuple[Model, Cause, Reason | None, float]] = {
+    "slow loader": (Model(times_s={Phase.DATA_WAIT: 0.03}), Cause.DATA_PIPELINE, None, 0.44),
+    "slow move to the device": (Model(times_s={Phase.HOST_TO_DEVICE: 0.02}), Cause.DATA_PIPELINE, None, 0.35),
+    "all bytes read by each": (
+        Model(times_s={Phase.DATA_WAIT: 0.03}, read_factor=4.2),
+        Cause.IO_AMPLIFICATION,
+        None,
+        0.44,
+    ),
+    "no sampler that deals": (
+        Model(times_s={Phase.DATA_WAIT: 0.03}, facts={"is_sharded": False, "sampler": "RandomSampler"}),
+        Cause.IO_AMPLIFICATION,
+        None,
+        0.44,
+    ),
+    "epoch as long as the set": (
+        Model(times_s={Phase.DATA_WAIT: 0.03}, facts={"dataset_length": 800, "samples_per_epoch": 800}),
+        Cause.IO_AMPLIFICATION,
+        None,
+        0.44,
+    ),
+    "an eighth of the link's rate": (
+        Model(communication_s=0.06, facts={"link_bytes_per_s": TEN_GBIT}, sent_bytes_per_s=100 * MB),
+        Cause.COMMUNICATION,
+        Reason.SLOW_LINK,
+        0.58,
+    ),
+    "a link that degrades": (Model(slower_from=50, slower=8.0), Cause.COMMUNICATION, Reason.SLOW_LINK, 0.46),
+    "more bytes than a full link carries": (
+        Model(communication_s=0.06, facts={"link_bytes_per_s": TEN_GBIT}, sent_bytes_per_s=650 * MB),
+        Cause.COMMUNICATION,
+        Reason.VOLUME,
+        0.58,
+    ),
+    "ranks dealt in turn": (
+        Model(hosts=CYCLIC, communication_s=0.06),
+        Cause.COMMUNICATION,
+        Reason.PLACEMENT,
+        0.58,
+    ),
+    "sent after backward": (
+        Model(communication_s=0.02, hidden_s=0.0),
+        Cause.COMMUNICATION,
+        Reason.NO_OVERLAP,
+        0.34,
+    ),
+    "200 messages of 10 kB": (
+        Model(communication_s=0.04, operations=200, size_bytes=2 * MB),
+        Cause.COMMUNICATION,
+        Reason.SMALL_BUCKETS,
+        0.47,
+    ),
+    "segments lost": (Model(communication_s=0.04, resent={"b": 0.03}), Cause.LOSSY_LINK, None, 0.47),
+    "a slow rank": (Model(slow=(Slow((2,), 0.02),)), Cause.STRAGGLER, None, 0.32),
+    "a slow host": (Model(slow=(Slow((2, 3), 0.02),)), Cause.STRAGGLER, None, 0.32),
+    "a rank with slow storage": (
+        Model(slow=(Slow((1,), 0.02, Phase.DATA_WAIT),)),
+        Cause.STRAGGLER,
+        None,
+        0.32,
+    ),
+    "few micro-batches": (
+        Model(idle_s=0.028, options=PIPELINE, strategy="hierdist pipeline"),
+        Cause.PIPELINE_BUBBLE,
+        None,
+        0.41,
+    ),
+    "checkpoints by rank 0": (Model(checkpoint_every=20, checkpoint_s=0.5), Cause.CHECKPOINT, None, 0.36),
+    "slow optimizer": (Model(times_s={Phase.OPTIMIZER: 0.03}), Cause.HOST_BOUND, None, 0.48),
+    "slow callback": (Model(times_s={Phase.OTHER: 0.03}), Cause.HOST_BOUND, None, 0.48),
+    "slow logger of rank 0": (Model(slow=(Slow((0,), 0.03, Phase.LOGGING),)), Cause.HOST_BOUND, None, 0.47),
+    "nothing": (Model(), Cause.COMPUTE_BOUND, None, 0.85),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("noise", [0.05, 0.15])
+def test_cause_is_named_with_its_share(name: str, noise: float) -> None:
+    model, cause, reason, share = CAUSES[name]
+    main = _main(dataclasses.replace(model, noise=noise))
+    assert (main.cause, main.reason) == (cause, reason)
+    # The share is that of the model without noise; noise makes the slowest rank slower, so it costs up to 6 % more.
+    assert main.share == pytest.approx(share, abs=0.06)
+    assert main.confidence >= 0.65
+    assert main.evidence
+    assert main.advice
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_nothing_else_is_named(name: str) -> None:
+    model, _, _, _ = CAUSES[name]
+    assert diagnose(model.record()).others == ()
+
+
+def test_causes_have_distinct_advice() -> None:
+    advice = {(main.cause, main.reason): main.advice for main in map(_main, (case[0] for case in CAUSES.values()))}
+    assert len(set(advice.values())) == len(advice)
+
+
+def test_speedup_is_amdahls() -> None:
+    main = _main(Model(times_s={Phase.DATA_WAIT: 0.04}))
+    assert main.speedup_at_most == pytest.approx(1 / (1 - main.share))
+
+
+def test_compute_bound_says_what_all_the_rest_is_worth() -> None:
+    main = _main(Model())
+    assert main.speedup_at_most == pytest.approx(1 / main.share)
+
+
+TWO_CAUSES: dict[str, tuple[Model, Cause, Cause]] = {
+    "loader and checkpoints": (
+        Model(times_s={Phase.DATA_WAIT: 0.03}, checkpoint_every=20, checkpoint_s=0.3),
+        Cause.DATA_PIPELINE,
+        Cause.CHECKPOINT,
+    ),
+    "link and slow rank": (
+        Model(communication_s=0.05, slow=(Slow((3,), 0.02),)),
+        Cause.COMMUNICATION,
+        Cause.STRAGGLER,
+    ),
+    "slow rank and loader": (
+        Model(slow=(Slow((1,), 0.03, Phase.DATA_WAIT),), times_s={Phase.DATA_WAIT: 0.015}),
+        Cause.STRAGGLER,
+        Cause.DATA_PIPELINE,
+    ),
+    "bubble and slow stage": (
+        Model(idle_s=0.03, slow=(Slow((2,), 0.015),), options=PIPELINE, strategy="hierdist pipeline"),
+        Cause.PIPELINE_BUBBLE,
+        Cause.STRAGGLER,
+    ),
+    "loss and loader": (
+        Model(communication_s=0.06, resent={"a": 0.02}, times_s={Phase.DATA_WAIT: 0.02}),
+        Cause.LOSSY_LINK,
+        Cause.DATA_PIPELINE,
+    ),
+    "optimizer and loader": (
+        Model(times_s={Phase.OPTIMIZER: 0.05, Phase.DATA_WAIT: 0.02}),
+        Cause.HOST_BOUND,
+        Cause.DATA_PIPELINE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWO_CAUSES)
+def test_second_cause_is_named_too(name: str) -> None:
+    model, first, second = TWO_CAUSES[name]
+    verdict = diagnose(model.record())
+    assert verdict.main is not None
+    assert [verdict.main.cause, *(finding.cause for finding in verdict.others)] == [first, second]
+
+
+def test_who_and_since_when() -> None:
+    main = _main(Model(slow=(Slow((2,), 0.04, since=60),)))
+    assert main.cause is Cause.STRAGGLER
+    assert main.ranks == (2,)
+    assert main.since_step == 60
+
+
+def test_checkpoints_are_summed_although_they_are_rare() -> None:
+    """4 of 90 steps stand still: the median step knows nothing of them."""
+    verdict = diagnose(Model(checkpoint_every=20, checkpoint_s=0.5).record())
+    assert verdict.main is not None
+    assert verdict.step_s == pytest.approx(0.04, abs=0.004)
+    assert verdict.main.share == pytest.approx(0.36, abs=0.02)
+    assert "4 of 90 steps" in verdict.main.evidence[0]
+
+
+def test_a_slow_rank_is_no_communication() -> None:
+    """Three of four ranks spend most of the step in communication, waiting for the fourth."""
+    record = Model(slow=(Slow((2,), 0.06),)).record()
+    waits = [step.phases[Phase.COMMUNICATION] or 0.0 for rank in (0, 1, 3) for step in record.ranks[rank].steps]
+    assert min(waits) > 0.05
+    verdict = diagnose(record)
+    assert verdict.main is not None
+    assert verdict.main.cause is Cause.STRAGGLER
+    assert verdict.others == ()
+
+
+def test_order_of_ranks_is_nothing_to_hierarchical_communication() -> None:
+    main = _main(
+        Model(hosts=CYCLIC, communication_s=0.06, strategy="hierdist ddp", options={"sync.algorithm": "hierarchical"})
+    )
+    assert main.reason is Reason.VOLUME
+
+
+def test_ranks_that_share_a_model_read_the_same() -> None:
+    options = {"parallel.mode": "tensor", "parallel.tensor.size": 4}
+    main = _main(Model(times_s={Phase.DATA_WAIT: 0.03}, read_factor=4.0, options=options, strategy="hierdist tensor"))
+    assert main.cause is Cause.DATA_PIPELINE
+
+
+def test_one_rank_alone_can_wait_for_data() -> None:
+    main = _main(Model(hosts=("a",), times_s={Phase.DATA_WAIT: 0.03}, unavailable={Phase.COMMUNICATION: "one rank"}))
+    assert main.cause is Cause.DATA_PIPELINE
+
+
+def test_a_busy_gpu_speaks_against_waiting() -> None:
+    waiting = Model(times_s={Phase.DATA_WAIT: 0.03})
+    doubted = dataclasses.replace(waiting, metrics={"gpu_utilisation": 0.99})
+    assert _main(doubted).confidence < _main(waiting).confidence
+    saw_tooth = dataclasses.replace(waiting, metrics={"gpu_utilisation": (0.1, 0.95)})
+    assert "saw-tooth" in _main(saw_tooth).evidence[0]
+    assert _main(saw_tooth).confidence == _main(waiting).confidence
+
+
+def test_a_rank_that_stood_still_is_named_by_its_late_heartbeats() -> None:
+    model = Model(slow=(Slow((1,), 1.5, since=97),), metrics={"heartbeat_timeouts": (0.0, 0.0, 0.0, 2.0)})
+    main = _main(model)
+    assert main.cause is Cause.STRAGGLER
+    assert main.ranks == (1,)
+    assert main.since_step == 97
+
+
+def _main(model: Model) -> Finding:
+    verdict = diagnose(model.record())
+    assert verdict.main is not None, verdict.no_verdict
+    return verdict.main
