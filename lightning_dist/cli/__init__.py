@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 from lightning_dist.cli.checkpoint import CHECKPOINT
 from lightning_dist.cli.command import Command
+from lightning_dist.cli.compare import COMPARE
 from lightning_dist.cli.data import DATA
+from lightning_dist.cli.doctor import DOCTOR
+from lightning_dist.cli.history import HISTORY
 from lightning_dist.cli.laws import LAWS
 from lightning_dist.cli.report import REPORT
 from lightning_dist.cli.topology import TOPOLOGY
@@ -21,8 +24,11 @@ COMMANDS: dict[str, Command] = {
     "topology": TOPOLOGY,
     "checkpoint": CHECKPOINT,
     "data": DATA,
-    "report": REPORT,
+    "compare": COMPARE,
+    "history": HISTORY,
+    "doctor": DOCTOR,
     "laws": LAWS,
+    "report": REPORT,
 }
 
 
