@@ -48,7 +48,4 @@ def reading_note(record: RunRecord) -> str | None:
 
 def _bytes_read(samples: Sequence[Sample]) -> float:
     """The rates times the seconds between them."""
-    return sum(
-        sample.value * (sample.wall_ns - before.wall_ns) / 1e9
-        for before, sample in pairwise(samples)
-    )
+    return sum(sample.value * (sample.wall_ns - before.wall_ns) / 1e9 for before, sample in pairwise(samples))
