@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,6 +20,7 @@ from tests.support.ranks import RankPool
 
 REQUIRE_MULTIHOST = "HIERDIST_REQUIRE_MULTIHOST"
 MULTIHOST_FOLDER = Path(__file__).parent / "multihost"
+_PROBLEMS_OUTPUT = "session_problems"  # key of what a lane tells the process that started the lanes
 
 # The machine may be busy: how long an example takes says nothing.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -124,8 +126,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     kill_all(process.pid for process in left)
     problems += [f"network namespace {name} outlived the session" for name in namespaces_of(os.getpid())]
     os.environ.pop(SESSION_VARIABLE, None)
+    if hasattr(session.config, "workeroutput"):  # in a lane, whose status and summary nobody sees
+        session.config.workeroutput[_PROBLEMS_OUTPUT] = problems
     if problems and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a lane's session left behind; xdist calls this in the process that started the lanes."""
+    node.config.stash[_session_problems] += getattr(node, "workeroutput", {}).get(_PROBLEMS_OUTPUT, [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
