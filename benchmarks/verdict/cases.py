@@ -94,9 +94,9 @@ def _healthy(seed: int, random_: random.Random, strategies: Sequence[str]) -> Ru
         seed=seed,
         strategy=strategy,
         steps=random_.randint(32, 42),
-        compute_s=random_.uniform(*((0.05, 0.07) if strategy == "zero2" else (0.03, 0.055))),  # zero2 does more on CPU
+        compute_s=random_.uniform(*((0.06, 0.09) if strategy == "zero2" else (0.035, 0.06))),  # zero2 does more on CPU
         jitter=random_.uniform(0.005, 0.04),
-        width=random_.choice([160, 192, 256, 320]),
+        width=random_.choice([384, 448, 512]),
         layers=1,
         batch_size=random_.choice([8, 16, 32]),
         sample_bytes=random_.choice([2048, 4096, 8192, 16384]),

@@ -22,7 +22,7 @@ class Injection(NamedTuple):
 
     Attributes:
         run: With it.
-        undo: Takes it out of this run, or of one into which more was put; ``None``: a pipeline has no run without bubble.
+        undo: Takes it out of this run, or of one into which more was put; ``None``: it cannot be.
     """
 
     run: Run

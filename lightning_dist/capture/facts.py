@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ import torch
 
 from lightning_dist.capture.commit import commit_of_script
 from lightning_dist.monitor.record import RankHeader, RunFacts
+from lightning_dist.topology.discover import host_identity
 
 _TRAINER_OPTIONS = (
     "accumulate_grad_batches",
@@ -128,11 +128,12 @@ def _versions() -> dict[str, str]:
 
 
 def _host(trainer: pl.Trainer) -> str:
-    """As the topology names it."""
+    """As the topology names it, or would."""
     run = getattr(trainer.strategy, "run_context", None)
     if run is not None:
         return str(run.collectives.host_of_rank[trainer.global_rank])
-    return os.environ.get("HIERDIST_HOST") or socket.gethostname()
+    identity = host_identity(os.environ)
+    return identity.label if trainer.num_nodes == 1 else identity.name
 
 
 def _data_rank(trainer: pl.Trainer) -> int:

@@ -39,6 +39,7 @@ _MOMENT_S = 60.0  # how long anybody may hold the lock; longer is a process that
 _SPARE_SHARE = 64  # up to a 64th of the limit is freed beyond need, so that not every fetch looks at all files
 _PART, _LOCK, _FAILED, _SPARE = ".part", ".lock", ".failed", ".spare"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _FULL_BYTES = 8 << 20  # freed at once when the disk is full
 _FETCHING = re.compile(r"(?P<stem>.+)\.(?:part|lock|failed|spare)")
 
@@ -252,6 +253,11 @@ class Room:
         return True
 
     def _refused(self, error: OSError) -> DataCacheError:
+        if error.errno in _NO_LOCKS:
+            return DataCacheError(
+                f"the cache {self.root} is on a file system without locks ({error.strerror}), as some that hosts share "
+                "are: name a folder on a disk of this host for the cache of training data"
+            )
         return DataCacheError(
             f"the cache {self.root} cannot be written: {error}; name another folder for the cache of training data"
         )

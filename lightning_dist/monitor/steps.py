@@ -15,7 +15,7 @@ Note [Exposed]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,12 +110,16 @@ class StepCutter:
 
     Args:
         rank: Global rank.
+        thread: The training thread, as :attr:`~lightning_dist.events.Event.thread` says it.
         unknown: Phases that cannot be told apart here; their record is ``None``.
         sees_communication: Whether operations between ranks are recorded; if not, the record says ``None``.
     """
 
-    def __init__(self, rank: int, *, unknown: Iterable[Phase] = (), sees_communication: bool = True) -> None:
+    def __init__(
+        self, rank: int, *, thread: int, unknown: Iterable[Phase] = (), sees_communication: bool = True
+    ) -> None:
         self._rank = rank
+        self._thread = thread
         self._unknown = frozenset(unknown)
         self.sees_communication = sees_communication
 
@@ -124,7 +128,7 @@ class StepCutter:
         step: int,
         start_ns: int,
         end_ns: int,
-        events: Iterable[tuple[Event, bool]],
+        events: Iterable[Event],
         batches: Batches,
     ) -> CutStep:
         """One step.
@@ -133,12 +137,12 @@ class StepCutter:
             step: Its number.
             start_ns: Of it.
             end_ns: Of it.
-            events: That ended, or happened, in it; each with whether the training thread emitted it.
+            events: That ended, or happened, in it.
             batches: What was read for it.
         """
-        sorted_out = _sort_out(events, start_ns, end_ns)
+        sorted_out = _sort_out(events, start_ns, end_ns, self._thread)
         whole = union((s, e) for s, e, phase in sorted_out.main if phase in _WHOLE)
-        operations = [each for each in sorted_out.operations if each.lane not in _CHECKPOINT_LANES]
+        operations = [each for each in sorted_out.operations if not _is_inside(each, whole)]
         under_way = union([*((e.start_ns, e.end_ns) for e in operations), *sorted_out.waits])
         active = difference(intersection(under_way, [(start_ns, end_ns)]), whole)
         waits = [*sorted_out.waits, *intersection(union(sorted_out.tails), active)]
@@ -190,9 +194,9 @@ class _SortedOut:
     counters: dict[str, float]
 
 
-def _sort_out(events: Iterable[tuple[Event, bool]], start_ns: int, end_ns: int) -> _SortedOut:
+def _sort_out(events: Iterable[Event], start_ns: int, end_ns: int, thread: int) -> _SortedOut:
     found = _SortedOut([], [], [], [], [], {})
-    for event, on_training_thread in events:
+    for event in events:
         kind, name = event[0], event[1]
         if kind is not EventKind.SPAN:
             if kind is EventKind.COUNTER:
@@ -201,8 +205,10 @@ def _sort_out(events: Iterable[tuple[Event, bool]], start_ns: int, end_ns: int) 
         start, end = max(event[5], start_ns), min(event[6], end_ns)
         if end <= start:
             continue
+        on_training_thread = event.thread == thread
         if name in (WAIT, TAIL):
-            (found.waits if name == WAIT else found.tails).append((start, end))
+            if on_training_thread:
+                (found.waits if name == WAIT else found.tails).append((start, end))
         elif name.startswith(_COMM):
             _sort_operation(found, event, (start, end), on_training_thread)
         elif on_training_thread:
@@ -216,7 +222,7 @@ def _sort_out(events: Iterable[tuple[Event, bool]], start_ns: int, end_ns: int) 
 
 def _sort_operation(found: _SortedOut, event: Event, clipped: Interval, on_training_thread: bool) -> None:
     between_stages = event.lane in STAGE_LANES
-    if not between_stages:
+    if not between_stages and event.lane not in _CHECKPOINT_LANES:
         found.operations.append(event)
     if not on_training_thread:
         found.rows.append(event)
@@ -224,6 +230,10 @@ def _sort_operation(found: _SortedOut, event: Event, clipped: Interval, on_train
         found.main.append((*clipped, Phase.PIPELINE_IDLE))
     elif event.lane not in _CHECKPOINT_LANES:
         found.waits.append(clipped)
+
+
+def _is_inside(event: Event, whole: Sequence[Interval]) -> bool:
+    return any(start <= event.start_ns and event.end_ns <= end for start, end in whole)
 
 
 def _traffic(operations: Iterable[Event], active: Iterable[Interval], exposed: Iterable[Interval]) -> Traffic:

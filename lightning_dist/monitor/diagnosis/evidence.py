@@ -93,6 +93,11 @@ class Evidence:
             sharing *= size or 1
         return max(self.world_size // sharing, 1)
 
+    @cached_property
+    def has_several_hosts(self) -> bool:
+        """Whether anything crosses a network."""
+        return len({record.header.host for record in self.record.ranks.values()}) > 1
+
     def option(self, name: str) -> Any:
         """An option of the run; ``None``: unknown."""
         return self.record.facts.options.get(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_dist.monitor.diagnosis import (
+from lightning_dist.monitor.diagnosis.causes import (
     checkpoint,
     communication,
     data_pipeline,

@@ -109,7 +109,8 @@ def steps_of(record: RunRecord, ranks: Iterable[int], *, chosen: int | None = No
     steps = _gather(shown_ranks)
     notes = _notes(steps, chosen)
     order = [*notes, *(step for step in steps if steps[step].spans), *_evenly(steps, len(shown_ranks))]
-    found, room = {}, BOXES
+    found: dict[int, Shown] = {}
+    room = BOXES
     for step in dict.fromkeys(order):
         spans = steps[step].num_spans
         with_spans = 0 < spans <= room or (step == chosen and spans > 0)

@@ -77,7 +77,12 @@ def gain(finding: Finding) -> str | None:
     """What fixing it gives at most; ``None`` where there is nothing to fix."""
     if finding.cause is Cause.COMPUTE_BOUND or finding.speedup_at_most <= 1.0:
         return None
-    return f"at most {finding.speedup_at_most:.2f} times faster without it (Amdahl's law)"
+    return f"at most {times(finding.speedup_at_most)} times faster without it (Amdahl's law)"
+
+
+def times(factor: float) -> str:
+    """A speedup; beyond 100 its size says nothing."""
+    return f"{factor:.2f}" if factor < 100 else "over 100"
 
 
 def headline(verdict: Verdict) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lightning_dist.data import cached_files, host_chunks, room
+from lightning_dist.data import cached_files, host_chunks, host_lock, room
 from lightning_dist.data.cache import CachedChunks, CacheOptions, open_chunks
 from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.host_lock import HostLock
@@ -322,6 +322,38 @@ def test_a_disk_that_refuses_is_said(one: Bench, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DataCacheError, match=r"the cache .* cannot be written: .*Input/output error"):
         chunks.place(one.index.chunk(1))
     assert one.fetching() == []
+
+
+def test_what_is_there_is_read_from_a_disk_that_became_read_only(one: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks, true_open = one.open(), os.open
+    one.right(chunks, 0)
+
+    def read_only(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if str(path).startswith(str(one.root)) and flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return true_open(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    one.right(chunks, 0)
+    said = r"the cache .*cache cannot be written: .*Read-only file system.*name another folder"
+    with pytest.raises(DataCacheError, match=said):
+        chunks.place(one.index.chunk(1))
+    with pytest.raises(DataCacheError, match=said):
+        one.open()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_cache_where_files_cannot_be_locked_is_refused(
+    one: Bench, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(host_lock.fcntl, "flock", refuse)
+    with pytest.raises(
+        DataCacheError, match=r"cache is on a file system without locks \(.*: name a folder on a disk of this host"
+    ):
+        one.open()
 
 
 def test_the_folder_is_made_for_this_user_alone(one: Bench) -> None:
