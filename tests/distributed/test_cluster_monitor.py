@@ -13,13 +13,13 @@ from unittest.mock import patch
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from lightning_dist import AsyncShardedCheckpoint, ClusterMonitor
 from lightning_dist.monitor.alarms import Alarms
-from lightning_dist.monitor.heartbeat import LANE
+from lightning_dist.monitor.heartbeat import LANE, Heartbeat
 from lightning_dist.monitor.record import RankRecord
 from lightning_dist.monitor.run_files import read_run
 from lightning_dist.monitor.sampling.memory import MemorySource
@@ -68,11 +68,12 @@ def fit(
     context: RankContext, monitor: ClusterMonitor | None, *callbacks: pl.Callback, strategy: Any = None, **others: Any
 ) -> list[torch.Tensor]:
     """The weights afterwards."""
-    module = OddModule(sgd)
+    module = others.pop("module", None) or OddModule(sgd)
+    loader = others.pop("loader", loader_of)(make_batches(context.world_size, STEPS)[context.rank])
     every = [each for each in (monitor, *callbacks) if each is not None]
     is_saving = any(isinstance(each, ModelCheckpoint) for each in every)
-    trainer = trainer_on_pool(context, strategy or DDPStrategy(), callbacks=every, enable_checkpointing=is_saving)
-    loader = others.pop("loader", loader_of)(make_batches(context.world_size, STEPS)[context.rank])
+    others = {"callbacks": every, "enable_checkpointing": is_saving, **others}
+    trainer = trainer_on_pool(context, strategy or DDPStrategy(), **others)
     trainer.fit(module, loader)
     return [parameter.detach().clone() for parameter in module.parameters()]
 
@@ -122,6 +123,40 @@ def _check_series(record: RankRecord, expected: set[str]) -> None:
     assert len(stalls) == len(writes) == STEPS // 4
 
 
+class Adjustable(OddModule):
+    """A learning rate that a tuner sets."""
+
+    lr = 0.1
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def fit_tuned(context: RankContext, folder: str) -> list[str]:
+    tuner = LearningRateFinder(num_training_steps=5, early_stop_threshold=None)
+    fit(
+        context,
+        monitor_in(f"{folder}/m"),
+        Slow(),
+        tuner,
+        strategy=SingleDeviceStrategy("cpu"),
+        module=Adjustable(sgd),
+        default_root_dir=folder,
+    )
+    return alive()
+
+
+def test_one_process_alone_that_is_tuned_first(ranks: RankPool, tmp_path: Path) -> None:
+    """A tuner trains before training begins; nobody looks at one rank."""
+    run = ranks.run(fit_tuned, world_size=1, args=(str(tmp_path),), init_group=False, fresh=True)  # a bar has a thread
+    assert run == [[]]
+    record = read_run(tmp_path / "m").ranks[0]
+    assert "nobody to look at it" in record.header.unavailable["heartbeat_timeouts"]
+    assert {sample.metric for sample in record.samples} >= {*OF_THE_HOST, "cpu_utilisation", "data_wait"}
+    assert not record.series("heartbeat_timeouts")
+    assert record.samples[-1].step == STEPS
+
+
 # -- what fails in it --------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +178,7 @@ def broken_opener() -> Iterator[None]:
 
 @contextmanager
 def broken_store() -> Iterator[None]:
-    with patch("torch.distributed.FileStore.clone", _raising):
+    with patch.object(Heartbeat, "_connected", _raising):
         yield
 
 
