@@ -32,6 +32,10 @@ from tests.distributed.lightning_runs import (
     strategy_of,
     trainer_on_pool,
 )
+from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.distributed.pipeline_runs import strategy_for as stage_strategy
+from tests.distributed.tensor_runs import SplitCase, SplitLearner
+from tests.distributed.tensor_runs import strategy_for as split_strategy
 from tests.support.faults import Fault, FaultPlan
 from tests.support.ranks import RankPool
 from tests.support.sweeps import sampled
@@ -121,6 +125,26 @@ def _check_series(record: RankRecord, expected: set[str]) -> None:
     assert record.series("heartbeat_timeouts")[-1].value == 0
     stalls, writes = record.series("checkpoint_stall"), record.series("checkpoint_write")
     assert len(stalls) == len(writes) == STEPS // 4
+
+
+def series_of_split(context: RankContext, kind: str, folder: str) -> list[str]:
+    pipeline, tensor = StageCase(), SplitCase()
+    strategy = stage_strategy(pipeline) if kind == "pipeline" else split_strategy(tensor)
+    module = StageLearner(pipeline) if kind == "pipeline" else SplitLearner(tensor)
+    callbacks: list[pl.Callback] = [monitor_in(folder), Slow()]
+    trainer_on_pool(context, strategy, callbacks=callbacks, limit_val_batches=0).fit(module)
+    return alive()
+
+
+@pytest.mark.parametrize("kind", sampled({kind: (kind,) for kind in ("pipeline", "tensor")}, always=[]))
+def test_ranks_that_share_a_model_write_their_series(ranks: RankPool, tmp_path: Path, kind: str) -> None:
+    assert ranks.run(series_of_split, world_size=2, args=(kind, str(tmp_path / "m"))) == [[], []]
+    run = read_run(tmp_path / "m")
+    assert run.problems == ()
+    for rank, record in run.ranks.items():
+        of_checkpoints = {"checkpoint_stall", "checkpoint_write"}
+        expected = (OF_EACH_RANK | OF_THE_HOST if rank == 0 else OF_EACH_RANK) - of_checkpoints
+        assert {sample.metric for sample in record.samples} == expected
 
 
 class Adjustable(OddModule):

@@ -15,11 +15,11 @@ from tests.support.cluster import NamespaceCluster
 from tests.support.ranks import RankPool
 from tests.support.tasks import RankContext
 
-NUMEL = 1_000_000
+NUMEL = 250_000
 
 
 def send_to_the_other(context: RankContext) -> dict[str, float]:
-    """Rank 0 sends 4 MB to rank 1; what its host's counters gained, as the sources tell."""
+    """Rank 0 sends 1 MB to rank 1; what its host's counters gained, as the sources tell."""
     tensor = torch.ones(NUMEL)
     context.barrier()
     started_ns = time.monotonic_ns()
