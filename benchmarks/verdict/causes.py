@@ -105,7 +105,7 @@ def checkpoints(run: Run, share: float, random_: random.Random) -> Injection:
 def lossy_link(run: Run, share: float, random_: random.Random) -> Injection:
     host = random_.choice("ab")
     rate = _wire_mbit(run, 0.5 * run.backward_s)
-    queue = random_.randint(20_000, 32_000)
+    queue = random_.randint(24_000, 34_000)
     del share  # what drops cost is not for us to set
     return Injection(
         replace(run, links={host: Link(rate, queue)}), lambda given: replace(given, links={host: Link(rate)})

@@ -13,8 +13,8 @@ from lightning_dist.monitor.diagnosis.wording import rate, seconds, size
 from lightning_dist.monitor.record import Phase
 from lightning_dist.monitor.verdict import Reason
 
-# At 10 Gbit/s and 0.1 ms, TCP between hosts, a message of 128 KiB takes as long for its latency as for its bytes.
-SMALL_BYTES = 128 * 1024
+# At 1 Gbit/s and 0.25 ms, or 10 Gbit/s and 25 us, a message of 32 KiB takes as long for its latency as for its bytes.
+SMALL_BYTES = 32 * 1024
 MANY_OPERATIONS = 8  # a step: fewer cannot be joined to much effect
 HIDDEN = 0.2  # of what could be hidden; an overlap that works hides most of it
 HIDEABLE = 0.5  # of the exposed time: that much compute must be there for overlap to matter
