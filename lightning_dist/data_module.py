@@ -16,7 +16,7 @@ from lightning_dist.data.open_loaders import OpenLoaders
 from lightning_dist.data.replicas import of_nodes
 from lightning_dist.data.source import Source
 from lightning_dist.errors import ConfigError
-from lightning_dist.resuming import attach
+from lightning_dist.resuming import attach, follow
 
 
 class ShardedDataModule(pl.LightningDataModule):
@@ -143,6 +143,8 @@ class ShardedDataModule(pl.LightningDataModule):
             loader.place(of_nodes(part["num_replicas"], part["rank"], trainer.num_nodes))
             loader.set_epoch(trainer.current_epoch)
             attach(trainer)
+            if trains:
+                follow(trainer, loader)
             overfits = getattr(trainer, "overfit_batches", 0)  # made outside its class
             if trains and not overfits:  # else Lightning would want its sampler
                 loader.dataset = range(loader.largest_batch)

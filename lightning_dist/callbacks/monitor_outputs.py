@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_dist.build.run_report import write_report
+from lightning_dist.build.run_report import REPORT_FILE, write_report
 from lightning_dist.callbacks.cluster_monitor import ClusterMonitor
 from lightning_dist.callbacks.step_timeline import StepTimeline
 from lightning_dist.capture import TrainerCapture, capture_of
@@ -21,7 +21,6 @@ from lightning_dist.monitor.outcome import Outcome, judge, size_bytes, wait_for_
 from lightning_dist.monitor.record import Sample, StepRecord
 from lightning_dist.monitor.report.words import headline
 
-REPORT = "report.html"
 _MOST_BYTES = 64 << 20  # of a run's files that rank 0 reads at the end: some seconds; beyond, the command does it
 _OTHERS_S = 5.0  # for the other ranks to close their files
 
@@ -37,8 +36,7 @@ class MonitorOutputs(pl.Callback):
     Args:
         loggers: Log ``monitor/...``.
         report: Write the report.
-        history: Folder of the history; ``history`` in the Trainer's ``default_root_dir`` if not given, ``False``: no
-            record is kept.
+        history: Folder of the history; ``None``: no record is kept.
         prometheus_port: Of a host's first rank; its other ranks take the ports after it. ``None``: nothing is served.
         prometheus_host: Address to listen on; other machines do not reach the default.
 
@@ -51,7 +49,7 @@ class MonitorOutputs(pl.Callback):
         *,
         loggers: bool = True,
         report: bool = True,
-        history: str | Path | Literal[False] | None = None,
+        history: str | Path | None = "outputs/history",
         prometheus_port: int | None = None,
         prometheus_host: str = "127.0.0.1",
     ) -> None:
@@ -128,11 +126,10 @@ class MonitorOutputs(pl.Callback):
         if size_bytes(folder) > _MOST_BYTES:
             rank_zero_info(f"hierdist: what bounds the step's time says: hierdist report {folder}")
             return
-        history = None if self._history is False else Path(self._history or Path(trainer.default_root_dir) / "history")
-        self.outcome = judge(folder, history=history)
+        self.outcome = judge(folder, history=None if self._history is None else Path(self._history))
         rank_zero_info(f"hierdist: {headline(self.outcome.verdict)}")
         if self._reports:
-            self.report_path = folder / REPORT
+            self.report_path = folder / REPORT_FILE
             write_report(self.outcome.record, self.outcome.verdict, self.report_path, folder=folder)
             rank_zero_info(f"hierdist: the report is in {self.report_path}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_dist.build.run_report import write_report
+from lightning_dist.build.run_report import REPORT_FILE, write_report
 from lightning_dist.cli.command import Command
 from lightning_dist.errors import ConfigError, LaunchError, RecordError
 from lightning_dist.monitor.diagnosis import diagnose
@@ -24,7 +24,6 @@ from lightning_dist.monitor.run_files import read_run
 from lightning_dist.monitor.run_folders import locate
 
 STEPS, MINUTES = 200, 30.0
-REPORT = "report.html"
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     note = reading_note(record)
     if note is not None:
         console.print(note, highlight=False, markup=False)
-    path = folder / REPORT
+    path = folder / REPORT_FILE
     write_report(record, verdict, path, folder=folder)
     console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
     return status

@@ -24,7 +24,7 @@ class MonitorConfig:
         loggers: Means of each logging interval go to the Trainer's loggers as ``monitor/...``, of rank 0.
         report: Write ``report.html`` beside the run's files at its end.
         history: Folder that keeps a small record of each run, for ``hierdist compare`` and ``hierdist history``;
-            ``None`` means ``history`` in the Trainer's ``default_root_dir``.
+            ``None``: no record is kept.
         prometheus_port: Port on which a host's first rank serves its figures to Prometheus, its other ranks on the
             ones after it; ``None``: nothing is served.
         prometheus_host: Address to listen on; other machines do not reach the default.
@@ -38,7 +38,7 @@ class MonitorConfig:
     heartbeat_timeout_s: float = 15.0
     loggers: bool = True
     report: bool = True
-    history: str | None = None
+    history: str | None = "outputs/history"
     prometheus_port: int | None = None
     prometheus_host: str = "127.0.0.1"
 

@@ -83,7 +83,9 @@ class AskingLoader(_LoaderView):
         self._on_uneven = on_uneven
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self.loader)
+        return self._batches(iter(self.loader))  # at once: the loader may look at what was taken of it before
+
+    def _batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
         count = 0
         while True:
             batch = next(iterator, _NOTHING)
@@ -109,8 +111,10 @@ class CutLoader(_LoaderView):
         self._length = length
 
     def __iter__(self) -> Iterator[Any]:
-        iterator = iter(self.loader)  # zip with a range would take one more batch than it yields
-        for index in range(self._length):
+        return self._batches(iter(self.loader))  # at once, as above
+
+    def _batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        for index in range(self._length):  # zip would take one more batch than it yields
             batch = next(iterator, _NOTHING)
             if batch is _NOTHING:
                 raise UnevenInputsError(

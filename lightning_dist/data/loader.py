@@ -96,7 +96,8 @@ class ShardedLoader:
         self._before: deque[Position] = deque(maxlen=_MOST_IN_HAND)  # of each batch given last, where it begins
         self._in_hand: Callable[[], int] = _none
         self._told_epoch = 0
-        self._is_fresh = True
+        self._is_loaded = False
+        self._num_given = 0
         self._iteration: object = None
         self._running: Running | None = None
         cache = self.config.cache_dir
@@ -191,7 +192,7 @@ class ShardedLoader:
                 f"this is the state of another loader, or of another version of this one: it has {sorted(state)[:8]}"
             )
         self.close()
-        self._unread, self._is_fresh, self._iteration = state, False, None
+        self._unread, self._is_loaded, self._iteration = state, True, None
         self._before.clear()
 
     @property
@@ -208,8 +209,8 @@ class ShardedLoader:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has given no batch, and loaded no state."""
-        return self._is_fresh
+        """Whether it has loaded no state, and given no batch but those that were taken back."""
+        return not self._is_loaded and not self._num_given
 
     @property
     def trained(self) -> Position:
@@ -228,7 +229,10 @@ class ShardedLoader:
 
     def take_back(self) -> None:
         """Give the batches that were not trained on once more."""
+        in_hand = self._in_hand()
         self.close()
+        if 0 < in_hand <= len(self._before):
+            self._num_given -= in_hand
         self._position, self._iteration = self.trained, None
         self._before.clear()
 
@@ -260,15 +264,21 @@ class ShardedLoader:
     def __iter__(self) -> Iterator[Any]:
         """Batches from where training is to the end of the epoch, or of the next one if some were given of this one.
 
-        Nothing is read, and no place taken, before the first batch is asked for.
+        Nothing is read, and no place taken, before the first batch is asked for. What Lightning has taken ahead when it
+        iterates anew, it drops: that comes again.
         """
+        if self._in_hand():
+            self.take_back()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         running: Running | None = None
         iteration, is_over = object(), False
         try:
             steps, before = self.share.steps, self.position
             self._position, self._iteration = self._begun(), iteration
             running = self._take_up()
-            if self._is_fresh:
+            if self.is_new:
                 before = self._position
             while not is_at_end(self._position, steps):
                 yield self._next(running, before)
@@ -293,13 +303,14 @@ class ShardedLoader:
         asked_ns = self._events.clock_ns()
         read = running.next()
         self._before.append(before)
-        self._position, self._is_fresh = given(self._position, self.share.steps), False
+        self._position = given(self._position, self.share.steps)
+        self._num_given += 1
         self._note(read, asked_ns, running)
         return read.batch
 
     def _begun(self) -> Position:
         steps = self.share.steps
-        if self._is_fresh and self._told_epoch and self.role == "train":
+        if self.is_new and self._told_epoch and self.role == "train":
             return Position(steps.start_of(self._told_epoch))
         return begun(self.position, steps)
 

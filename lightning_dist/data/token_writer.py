@@ -225,6 +225,7 @@ class _Writer:
                 tokens, start=0, eos=eos, seq_len=self._settings.seq_len, chunk_bytes=self._chunk_bytes
             )
         record = _Record(len(tokens), pieces, packed)
+        self._check_claim()
         self._folder.write(name, tokens.data.cast("B") if len(tokens) else b"")
         self._folder.write(_record_name(name), json.dumps(record._asdict()).encode())
         return record
@@ -248,6 +249,7 @@ class _Writer:
                 f"the texts give {tokens} tokens, and no shard has the {seq_len + 1} of one sample: "
                 "give more text, or lower --seq-len"
             )
+        self._check_claim()
         packed = None
         if self._encoder.eos is not None:
             packed = packed_index(
@@ -262,6 +264,18 @@ class _Writer:
             self._folder.write(PACKED_NAME, index_bytes(packed))
         self._folder.write(INDEX_NAME, index_bytes(index))
         return index, packed
+
+    def _check_claim(self) -> None:
+        """Nobody has claimed the folder since; at a URL no lock keeps others out.
+
+        Raises:
+            ConfigError: Somebody has, for something else.
+        """
+        if self._json(PLAN_NAME) != self._plan():
+            raise ConfigError(
+                f"{self._folder.url} is being written to by another process, from other texts or with other options: "
+                "end one of them, remove the folder, and give each an --out of its own"
+            )
 
     def tidy(self, names: Iterable[str]) -> None:
         """Remove what only a resumed run needs."""

@@ -67,6 +67,7 @@ RESUMES: dict[str, tuple[Any, ...]] = {
     ),
     "limited": (Case(trainer={"limit_train_batches": 3}), None),
     "accumulating": (Case(trainer={"accumulate_grad_batches": 2}), None),
+    "beside, loaders anew": (Case("async", "beside", trainer={"reload_dataloaders_every_n_epochs": 1}), MIDDLES),
     "loaders anew": (Case(trainer={"reload_dataloaders_every_n_epochs": 1}), MIDDLES),
     "steps": (Case(trainer=STEPS), MIDDLES),
     "steps, ddp": (Case("ddp", asks=True, trainer=STEPS), MIDDLES),
@@ -262,9 +263,9 @@ class Cut(Logging):
         self.trained.append((self.trainer.current_epoch, [ids_of(batch)]))
 
 
-def train_split(context: RankContext, parallel: dict[str, Any]) -> list[Any]:
+def train_split(context: RankContext, parallel: Any, last_batch: str = "drop") -> list[Any]:
     """The model of :class:`Cut`, over several ranks."""
-    module = Cut(lambda: loader_of(29, last_batch="drop", batch_size=4))
+    module = Cut(lambda: loader_of(29, last_batch=last_batch, batch_size=4))
     trainer_on_pool(context, strategy_of(parallel=parallel), max_epochs=2).fit(module)
     return module.trained
 
@@ -284,6 +285,31 @@ def test_ranks_of_a_replica_read_the_same(ranks: RankPool, parallel: dict[str, A
     for epoch in (0, 1):
         samples = [s for log in logs[::2] for number, (batch,) in log if number == epoch for s in batch]
         assert len(samples) == len(set(samples)) == 24
+
+
+LAST = {
+    f"{mode}, {last}": (SPLIT.get(mode, mode), last)
+    for mode in ("pipeline", "tensor", "zero3")
+    for last in ("drop", "pad", "short")
+}
+
+
+@pytest.mark.parametrize(("parallel", "last_batch"), sampled(LAST, ["pipeline, short", "tensor, pad", "zero3, short"]))
+def test_what_fills_no_batch_is_trained_on_as_it_was_said(ranks: RankPool, parallel: Any, last_batch: str) -> None:
+    """29 samples in batches of four: of one replica, or of two that share the gradients of each step."""
+    logs = ranks.run(train_split, world_size=2, args=(parallel, last_batch), fresh=True)
+    replicas = logs if parallel == "zero3" else logs[:1]
+    assert len(replicas) == 2 or logs[0] == logs[1]
+    for epoch in (0, 1):
+        batches = [[batch for number, (batch,) in log if number == epoch] for log in replicas]
+        samples = [sample for each in batches for batch in each for sample in batch]
+        step = 4 * len(replicas)
+        assert {len(each) for each in batches} == {29 // step + (last_batch != "drop")}
+        if last_batch == "drop":
+            assert len(samples) == len(set(samples)) == 29 // step * step
+        else:
+            assert set(samples) == set(range(29))
+            assert len(samples) == (32 if last_batch == "pad" else 29)
 
 
 # -- what cannot be read ----------------------------------------------------------------------------------------------

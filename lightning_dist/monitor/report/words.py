@@ -42,7 +42,7 @@ CAUSES: Mapping[Cause, str] = {
     Cause.IO_AMPLIFICATION: "Each rank reads all data",
     Cause.COMMUNICATION: "Communication is exposed",
     Cause.LOSSY_LINK: "A link loses segments",
-    Cause.STRAGGLER: "One rank holds the others up",
+    Cause.STRAGGLER: "Slow ranks hold the others up",
     Cause.PIPELINE_BUBBLE: "Pipeline stages idle",
     Cause.CHECKPOINT: "Checkpoints hold training up",
     Cause.HOST_BOUND: "The host holds the device up",
@@ -91,4 +91,4 @@ def headline(verdict: Verdict) -> str:
         return f"No verdict: {verdict.no_verdict or 'the data do not allow one'}"
     share = quantities.text(verdict.main.share, quantities.SHARE)
     said = gain(verdict.main)
-    return f"{title(verdict.main)}: {share} of the step" + (f"; {said}" if said else "")
+    return f"{title(verdict.main)}, {share} of the step" + (f"; {said}" if said else "")

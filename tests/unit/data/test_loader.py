@@ -229,6 +229,33 @@ def test_batches_in_hand_do_not_count() -> None:
     assert ids(resumed(loader.state_dict(), loader_of())) == whole[3:]
 
 
+def test_what_was_taken_ahead_and_dropped_comes_again() -> None:
+    """As where Lightning iterates twice at the start of an epoch, and says only in between which one it is."""
+    whole, in_hand = passes(loader_of(), 3), [0]
+
+    def taking_ahead(loader: ShardedLoader, count: int) -> ShardedLoader:
+        loader.hold_back(lambda: in_hand[0])
+        list(islice(iter(loader), count))
+        in_hand[0] = 1
+        return loader
+
+    new = taking_ahead(loader_of(), 1)
+    new.set_epoch(2)
+    batches = iter(new)
+    assert new.is_new
+    in_hand[0] = 0  # Lightning has dropped it
+    assert ids(batches) == whole[2]
+    cut_short = taking_ahead(loader_of(), 4)
+    assert not cut_short.is_new
+    batches = iter(cut_short)
+    in_hand[0] = 0
+    assert ids(batches) == whole[1]
+    endless = taking_ahead(loader_of(epoch="endless"), 4)
+    batches = iter(endless)
+    in_hand[0] = 0
+    assert ids(batches)[:5] == flat(passes(loader_of(epoch="endless"), 1))[3:8]
+
+
 def test_a_state_may_come_after_iter() -> None:
     whole = ids(loader_of())
     loader = loader_of()

@@ -20,7 +20,7 @@ from lightning_dist.data.encoders import ByteEncoder, FileEncoder, dtype_for, op
 from lightning_dist.data.formats.packed import PackedFormat
 from lightning_dist.data.formats.tokens import TokensFormat
 from lightning_dist.data.index_file import PLAN_NAME
-from lightning_dist.data.output import open_write_folder
+from lightning_dist.data.output import WriteFolder, open_write_folder
 from lightning_dist.data.shards import open_read_folder
 from lightning_dist.data.texts import BLOCK_BYTES, Document, deal, documents_of, read_block
 from lightning_dist.data.token_writer import TokenSettings, write_tokens
@@ -213,6 +213,30 @@ def test_two_that_write_the_same_wait_for_each_other(tmp_path: Path) -> None:
     assert sorted(result.shards_written for result in results) == [0, 0, shards]
     write_tokens(DOCUMENTS, out=tmp_path / "b", settings=SETTINGS)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+class ClaimedByAnother(EndingFolder):
+    """Before a file is written, another process says that the folder is for something else, as both begin at once."""
+
+    def __init__(self, folder: WriteFolder, before: str) -> None:
+        super().__init__(folder)
+        self._before = before
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        super().write(name, data)
+        if name == self._before:
+            super().write(PLAN_NAME, json.dumps({"seq_len": 8}).encode())
+
+
+@pytest.mark.parametrize("after", [PLAN_NAME, "shard-000000.bin", "last"])
+def test_two_that_write_something_else_at_a_url_do_not_both_finish(tmp_path: Path, after: str) -> None:
+    if after == "last":
+        last = write_tokens(DOCUMENTS, out=tmp_path / "whole", settings=SETTINGS).index.shards[-1]
+        after = f".{last.removesuffix('.bin')}.json"
+    folder = ClaimedByAnother(open_write_folder(f"memory://{tmp_path.name}/{after}"), after)
+    with pytest.raises(ConfigError, match="is being written to by another process, from other texts"):
+        write_tokens(DOCUMENTS, out=folder, settings=SETTINGS, workers=1)
+    assert "index.json" not in folder.written
 
 
 def test_changed_text_is_noticed_when_writing_goes_on(tmp_path: Path) -> None:
