@@ -32,7 +32,10 @@ _ADVICE = {
 
 def claim(evidence: Evidence) -> Claim | None:
     """What is neither compute, data nor communication."""
-    known = [phase for phase in PHASES if phase in evidence.window.phases]
+    measured = evidence.window.phases
+    known = [phase for phase in PHASES if phase in measured]
+    if Phase.DATA_WAIT not in measured:  # then it is among what is left
+        known = [phase for phase in known if phase is not Phase.OTHER]
     if not known:
         return None
     costs = {phase: float(evidence.without_stragglers_s(phase).mean()) for phase in known}
