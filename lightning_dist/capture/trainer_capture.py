@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.capture.backward_end import EndOfCompute
 from lightning_dist.capture.batches import CountTokens, measure, together
-from lightning_dist.capture.collectives import Watched, watch_call, watch_collectives
+from lightning_dist.capture.collectives import Watched, watch_call, watch_collectives, watch_dtensor
 from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
 from lightning_dist.capture.flops import FlopCount
 from lightning_dist.capture.patches import Patches
@@ -190,8 +190,11 @@ class TrainerCapture:
         watched = Watched(self.events, tier=self._tier, is_on=lambda: not self.is_closed)
         if self._owns_events:
             watch_collectives(self._patches, watched)
+            watch_dtensor(self._patches, watched)
         else:
             watch_call(self._patches, watched, trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
+            # Layers are shared inside a host.
+            watch_dtensor(self._patches, Watched(self.events, tier="host", is_on=lambda: not self.is_closed))
 
     @property
     def _tier(self) -> str:
