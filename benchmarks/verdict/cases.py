@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.verdict.causes import HEALTHY_STRATEGIES, INJECTIONS, STRATEGIES, Injection
-from benchmarks.verdict.runs import BLOCKS, Case, Injected, Run
+from benchmarks.verdict.nuisances import with_nuisances
+from benchmarks.verdict.runs import Case, Injected, Run
 
 PAIRS: tuple[tuple[Injected, Injected], ...] = (
     (Injected.SLOW_STORAGE, Injected.CHECKPOINTS),
@@ -73,14 +74,15 @@ def make_case(case_set: CaseSet, number: int) -> Case:
     random_ = random.Random(seed)
     if case_set.causes == 0:
         run = _healthy(seed, random_, HEALTHY_STRATEGIES)
-        return Case(seed, replace(run, compute_s=1.3 * run.compute_s), {})  # clearly more than a run's overhead
+        run = replace(run, compute_s=1.3 * run.compute_s)  # clearly more than a run's overhead
+        return Case(seed, _long_enough(with_nuisances(run, (), random_)), {})
     if case_set.causes == 1:
         cause = list(Injected)[number % len(Injected)]
-        run = _healthy(seed, random_, STRATEGIES[cause])
-        made = INJECTIONS[cause](run, random_.uniform(0.25, 0.55), random_)
+        run = with_nuisances(_healthy(seed, random_, STRATEGIES[cause]), {cause}, random_)
+        made = INJECTIONS[cause](run, random_.uniform(0.22, 0.55), random_)
         return Case(seed, _long_enough(made.run), {cause: _undone(made, made.run)})
     causes = PAIRS[number % len(PAIRS)]
-    run = _healthy(seed, random_, _common_strategies(causes))
+    run = with_nuisances(_healthy(seed, random_, _common_strategies(causes)), causes, random_)
     injections = []
     for cause in causes:
         injections.append(INJECTIONS[cause](run, random_.uniform(0.32, 0.48), random_))
@@ -103,7 +105,7 @@ def _healthy(seed: int, random_: random.Random, strategies: Sequence[str]) -> Ru
         sample_bytes=random_.choice([2048, 4096, 8192, 16384]),
     )
     # A few buckets, as a model of the usual size has: torch's default would put this small one into a single one.
-    return replace(run, bucket_bytes=run.gradient_bytes // BLOCKS)
+    return replace(run, bucket_bytes=run.gradient_bytes // random_.choice([3, 4, 6]))
 
 
 def _common_strategies(causes: Sequence[Injected]) -> list[str]:

@@ -16,7 +16,7 @@ from lightning_dist.capture import TrainerCapture, capture_of
 from lightning_dist.capture.facts import rank_header, run_facts
 from lightning_dist.events import EventStream
 from lightning_dist.monitor.cluster import ClusterWatch, WatchSettings
-from lightning_dist.monitor.record import Sample
+from lightning_dist.monitor.record import Sample, StepRecord
 from lightning_dist.monitor.run_files import FACTS, write_facts
 from lightning_dist.state_strategy import StateStrategy
 
@@ -65,11 +65,16 @@ class ClusterMonitor(pl.Callback):
         if stage == "fit":
             self._close()
             self._capture = capture_of(trainer, self)
+            self._capture.on_step(self._take_step)
             self.folder = self._capture.folder(self._wanted)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin to sample: by now the loaders are there, and those who write checkpoints have opened their streams."""
+        """Begin to sample: by now the loaders are there, and those who write checkpoints have opened their streams.
+
+        Tuners train several times in one fit; the last time is what stays in the files.
+        """
         try:
+            self._end_watch()
             self._open(trainer)
         except Exception as error:
             self._close()
@@ -113,18 +118,24 @@ class ClusterMonitor(pl.Callback):
             watch.on_sample(listener)
         for stream in self._streams:
             stream.add_sink(watch.take_event)
-        capture.on_step(watch.take_step)
+
+    def _take_step(self, record: StepRecord) -> None:
+        if self._watch is not None:
+            self._watch.take_step(record)
 
     def _close(self) -> None:
         capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.release(self)
+        self._end_watch()
+
+    def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
         streams, self._streams = self._streams, ()
         if watch is not None:
             for stream in streams:
                 stream.remove_sink(watch.take_event)
             watch.close()
-        if capture is not None:
-            capture.release(self)
 
 
 def _say(text: str) -> None:

@@ -19,6 +19,7 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_dist.capture.commit import commit_of_script
+from lightning_dist.capture.loader_facts import loader_facts
 from lightning_dist.monitor.record import RankHeader, RunFacts
 from lightning_dist.topology.discover import host_identity
 
@@ -73,7 +74,7 @@ def rank_header(
         started_wall_ns=time.time_ns(),
         started_ns=time.monotonic_ns(),
         unavailable=dict(unavailable),
-        facts={"data_parallel_rank": _data_rank(trainer), **(facts or {})},
+        facts={**loader_facts(trainer), "data_parallel_rank": _data_rank(trainer), **(facts or {})},
     )
 
 

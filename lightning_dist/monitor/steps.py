@@ -26,11 +26,13 @@ from lightning_dist.monitor.record import Phase, Span, StepRecord, Traffic
 TAIL = "comm.tail"
 """Name of a span: the training thread has computed all gradients and is still in backward."""
 
-SPAN_OF_PHASE: Mapping[Phase, str] = {phase: f"step.{phase.value}" for phase in Phase}
+SPAN_OF_PHASE: Mapping[Phase, str] = {
+    phase: f"step.{phase.value}" for phase in Phase if phase not in (Phase.COMMUNICATION, Phase.OTHER)
+}
 """Names of the spans by which a capture says what the training thread does."""
 
 PHASE_OF_SPAN: Mapping[str, Phase] = {
-    **{name: phase for phase, name in SPAN_OF_PHASE.items() if phase is not Phase.OTHER},
+    **{name: phase for phase, name in SPAN_OF_PHASE.items()},
     "pipeline.forward": Phase.FORWARD,
     "pipeline.loss": Phase.FORWARD,
     "pipeline.backward": Phase.BACKWARD,
@@ -197,30 +199,28 @@ class _SortedOut:
 def _sort_out(events: Iterable[Event], start_ns: int, end_ns: int, thread: int) -> _SortedOut:
     found = _SortedOut([], [], [], [], [], {})
     for event in events:
-        kind, name = event[0], event[1]
+        kind, name, _, _, _, start, end, value, _, whose = event
         if kind is not EventKind.SPAN:
             if kind is EventKind.COUNTER:
-                found.counters[name] = found.counters.get(name, 0.0) + event.value
+                found.counters[name] = found.counters.get(name, 0.0) + value
             continue
-        start, end = max(event[5], start_ns), min(event[6], end_ns)
+        start, end = max(start, start_ns), min(end, end_ns)
         if end <= start:
             continue
-        on_training_thread = event.thread == thread
-        if name in (WAIT, TAIL):
-            if on_training_thread:
-                (found.waits if name == WAIT else found.tails).append((start, end))
+        if whose == thread and (phase := PHASE_OF_SPAN.get(name)) is not None:
+            found.main.append((start, end, phase))
         elif name.startswith(_COMM):
-            _sort_operation(found, event, (start, end), on_training_thread)
-        elif on_training_thread:
-            phase = PHASE_OF_SPAN.get(name)
-            if phase is not None:
-                found.main.append((start, end, phase))
-        else:
+            _sort_operation(found, event, (start, end), whose == thread)
+        elif whose != thread:
             found.rows.append(event)
     return found
 
 
 def _sort_operation(found: _SortedOut, event: Event, clipped: Interval, on_training_thread: bool) -> None:
+    if event.name in (WAIT, TAIL):
+        if on_training_thread:
+            (found.waits if event.name == WAIT else found.tails).append(clipped)
+        return
     between_stages = event.lane in STAGE_LANES
     if not between_stages and event.lane not in _CHECKPOINT_LANES:
         found.operations.append(event)

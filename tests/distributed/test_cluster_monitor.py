@@ -13,13 +13,13 @@ from unittest.mock import patch
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
 from lightning_dist import AsyncShardedCheckpoint, ClusterMonitor
 from lightning_dist.monitor.alarms import Alarms
-from lightning_dist.monitor.heartbeat import LANE
+from lightning_dist.monitor.heartbeat import LANE, Heartbeat
 from lightning_dist.monitor.record import RankRecord
 from lightning_dist.monitor.run_files import read_run
 from lightning_dist.monitor.sampling.memory import MemorySource
@@ -32,6 +32,10 @@ from tests.distributed.lightning_runs import (
     strategy_of,
     trainer_on_pool,
 )
+from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.distributed.pipeline_runs import strategy_for as stage_strategy
+from tests.distributed.tensor_runs import SplitCase, SplitLearner
+from tests.distributed.tensor_runs import strategy_for as split_strategy
 from tests.support.faults import Fault, FaultPlan
 from tests.support.ranks import RankPool
 from tests.support.sweeps import sampled
@@ -68,11 +72,12 @@ def fit(
     context: RankContext, monitor: ClusterMonitor | None, *callbacks: pl.Callback, strategy: Any = None, **others: Any
 ) -> list[torch.Tensor]:
     """The weights afterwards."""
-    module = OddModule(sgd)
+    module = others.pop("module", None) or OddModule(sgd)
+    loader = others.pop("loader", loader_of)(make_batches(context.world_size, STEPS)[context.rank])
     every = [each for each in (monitor, *callbacks) if each is not None]
     is_saving = any(isinstance(each, ModelCheckpoint) for each in every)
-    trainer = trainer_on_pool(context, strategy or DDPStrategy(), callbacks=every, enable_checkpointing=is_saving)
-    loader = others.pop("loader", loader_of)(make_batches(context.world_size, STEPS)[context.rank])
+    others = {"callbacks": every, "enable_checkpointing": is_saving, **others}
+    trainer = trainer_on_pool(context, strategy or DDPStrategy(), **others)
     trainer.fit(module, loader)
     return [parameter.detach().clone() for parameter in module.parameters()]
 
@@ -122,6 +127,60 @@ def _check_series(record: RankRecord, expected: set[str]) -> None:
     assert len(stalls) == len(writes) == STEPS // 4
 
 
+def series_of_split(context: RankContext, kind: str, folder: str) -> list[str]:
+    pipeline, tensor = StageCase(), SplitCase()
+    strategy = stage_strategy(pipeline) if kind == "pipeline" else split_strategy(tensor)
+    module = StageLearner(pipeline) if kind == "pipeline" else SplitLearner(tensor)
+    callbacks: list[pl.Callback] = [monitor_in(folder), Slow()]
+    trainer_on_pool(context, strategy, callbacks=callbacks, limit_val_batches=0).fit(module)
+    return alive()
+
+
+@pytest.mark.parametrize("kind", sampled({kind: (kind,) for kind in ("pipeline", "tensor")}, always=[]))
+def test_ranks_that_share_a_model_write_their_series(ranks: RankPool, tmp_path: Path, kind: str) -> None:
+    assert ranks.run(series_of_split, world_size=2, args=(kind, str(tmp_path / "m"))) == [[], []]
+    run = read_run(tmp_path / "m")
+    assert run.problems == ()
+    for rank, record in run.ranks.items():
+        of_checkpoints = {"checkpoint_stall", "checkpoint_write"}
+        expected = (OF_EACH_RANK | OF_THE_HOST if rank == 0 else OF_EACH_RANK) - of_checkpoints
+        assert {sample.metric for sample in record.samples} == expected
+
+
+class Adjustable(OddModule):
+    """A learning rate that a tuner sets."""
+
+    lr = 0.1
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+def fit_tuned(context: RankContext, folder: str) -> list[str]:
+    tuner = LearningRateFinder(num_training_steps=5, early_stop_threshold=None)
+    fit(
+        context,
+        monitor_in(f"{folder}/m"),
+        Slow(),
+        tuner,
+        strategy=SingleDeviceStrategy("cpu"),
+        module=Adjustable(sgd),
+        default_root_dir=folder,
+    )
+    return alive()
+
+
+def test_one_process_alone_that_is_tuned_first(ranks: RankPool, tmp_path: Path) -> None:
+    """A tuner trains before training begins; nobody looks at one rank."""
+    run = ranks.run(fit_tuned, world_size=1, args=(str(tmp_path),), init_group=False, fresh=True)  # a bar has a thread
+    assert run == [[]]
+    record = read_run(tmp_path / "m").ranks[0]
+    assert "nobody to look at it" in record.header.unavailable["heartbeat_timeouts"]
+    assert {sample.metric for sample in record.samples} >= {*OF_THE_HOST, "cpu_utilisation", "data_wait"}
+    assert not record.series("heartbeat_timeouts")
+    assert record.samples[-1].step == STEPS
+
+
 # -- what fails in it --------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +202,7 @@ def broken_opener() -> Iterator[None]:
 
 @contextmanager
 def broken_store() -> Iterator[None]:
-    with patch("torch.distributed.FileStore.clone", _raising):
+    with patch.object(Heartbeat, "_connected", _raising):
         yield
 
 

@@ -70,11 +70,19 @@ def test_it_reads_until_it_is_closed_and_once_more_then() -> None:
 
 
 def test_fine_sources_are_read_several_times_an_interval() -> None:
-    fine, coarse = Counting(is_fine=True, enough=10 * FINE, fails_at=never), Counting(fails_at=never)
-    running, _ = sampler({"fine": fine, "coarse": coarse})
+    fine, coarse = Counting(is_fine=True, enough=3 * FINE, fails_at=never), Counting(fails_at=never)
+    running, _ = sampler({"fine": fine, "coarse": coarse}, interval_s=0.2)
     assert fine.has_enough.wait(DEADLINE_S)
     running.close()
     assert coarse.reads - 2 <= fine.reads / FINE <= coarse.reads
+
+
+def test_a_short_interval_is_not_divided() -> None:
+    fine, coarse = Counting(is_fine=True, fails_at=never), Counting(fails_at=never)
+    running, _ = sampler({"fine": fine, "coarse": coarse}, interval_s=0.01)
+    assert fine.has_enough.wait(DEADLINE_S)
+    running.close()
+    assert fine.reads == coarse.reads
 
 
 def test_a_source_that_fails_is_said_once_and_asked_again() -> None:
