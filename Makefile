@@ -2,10 +2,14 @@
 #
 #   make train ARGS="model=gpt-tiny trainer.max_steps=20"
 #   make test ARGS="tests/unit -k topology"
+#   make test LANES=0              # one test after the other, as --pdb and -s need it
 #   make PYTHON=python3.12 venv
 
 PYTHON ?= python3
 ARGS ?=
+# How many processes test at once; many tests start ranks of their own and wait for them.
+LANES ?= 2
+PYTEST := -m pytest -n $(LANES) --dist worksteal
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -42,7 +46,7 @@ check: venv
 	$(BIN)/lint-imports --no-logo
 
 test: check system
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python $(PYTEST) $(ARGS)
 
 # All combinations of what `test` samples.
 sweep: venv system

@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import checkpoint, memory, meta_build, pipeline, recompute, resume, step_time
+from benchmarks import checkpoint, memory, meta_build, monitor, pipeline, recompute, resume, step_time
 from benchmarks.data import command as data
-from benchmarks.verdict import command as verdict
 from benchmarks.ending import clean_up_when_terminated
+from benchmarks.verdict import command as verdict
 
 BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "step_time": step_time.main,
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "data": data.main,
     "resume": resume.main,
     "verdict": verdict.main,
+    "monitor": monitor.main,
 }
 
 

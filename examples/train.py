@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from text_data import ExampleData, StreamedText
 
-from lightning_dist import AsyncShardedCheckpoint, HierDistStrategy, PipelinePicture
+from lightning_dist import AsyncShardedCheckpoint, HierDistStrategy, PipelinePicture, monitor_callbacks
 from lightning_dist.config_store import check_overrides, register, to_run_config
 from lightning_dist.errors import ConfigError, DataError, LaunchError, TopologyError
 from lightning_dist.launch import check_environment, job
@@ -87,7 +87,8 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
     arguments["devices"] = _devices(run, os.environ)
     show_progress = arguments.pop("enable_progress_bar")
     logger = TensorBoardLogger(folder, name="tensorboard", version="") if arguments.pop("logger") else False
-    callbacks: list[Callback] = [Throughput()]
+    monitor = replace(run.monitor, folder=run.monitor.folder or str(folder / "monitor"))
+    callbacks: list[Callback] = [Throughput(), *monitor_callbacks(monitor)]
     if show_progress:
         callbacks.append(ProgressBar())
     if logger:

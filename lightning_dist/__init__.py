@@ -9,8 +9,23 @@ import sys
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_dist.callbacks import AsyncShardedCheckpoint, ClusterMonitor, PipelinePicture, StepTimeline
-from lightning_dist.config import CheckpointConfig, DataConfig, ParallelConfig, ProbeConfig, SyncConfig, TopologyConfig
+from lightning_dist.callbacks import (
+    AsyncShardedCheckpoint,
+    ClusterMonitor,
+    MonitorOutputs,
+    PipelinePicture,
+    StepTimeline,
+    monitor_callbacks,
+)
+from lightning_dist.config import (
+    CheckpointConfig,
+    DataConfig,
+    MonitorConfig,
+    ParallelConfig,
+    ProbeConfig,
+    SyncConfig,
+    TopologyConfig,
+)
 from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.source import Source
 from lightning_dist.data.token_writer import TokenSettings, write_tokens
@@ -29,6 +44,8 @@ __all__ = [
     "ClusterMonitor",
     "DataConfig",
     "HierDistStrategy",
+    "MonitorConfig",
+    "MonitorOutputs",
     "ParallelConfig",
     "PipelineLayer",
     "PipelinePicture",
@@ -43,6 +60,7 @@ __all__ = [
     "TopologyConfig",
     "__version__",
     "load_from_checkpoint",
+    "monitor_callbacks",
     "write_tokens",
 ]
 

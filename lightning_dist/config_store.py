@@ -17,7 +17,14 @@ from hydra.core.override_parser.types import QuotedString
 from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, OmegaConf
 
-from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig, parse_bytes
+from lightning_dist.config import (
+    MonitorConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    SyncConfig,
+    TopologyConfig,
+    parse_bytes,
+)
 from lightning_dist.errors import ConfigError, UnknownOptionError, unknown_key
 from lightning_dist.run_config import (
     AdamWConfig,
@@ -50,6 +57,7 @@ SCHEMAS: dict[str, type] = {
     "optimizer_sgd": SGDConfig,
     "trainer": TrainerConfig,
     "checkpoint": RunCheckpointConfig,
+    "monitor": MonitorConfig,
 }
 
 # In the root config these are filled by their groups; their defaults would mix with the chosen option's.

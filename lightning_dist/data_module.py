@@ -145,7 +145,8 @@ class ShardedDataModule(pl.LightningDataModule):
             attach(trainer)
             if trains:
                 follow(trainer, loader)
-            if trains and not trainer.overfit_batches:  # where it is told to overfit, Lightning would want its sampler
+            overfits = getattr(trainer, "overfit_batches", 0)  # made outside its class
+            if trains and not overfits:  # else Lightning would want its sampler
                 loader.dataset = range(loader.largest_batch)
         self._loaders.add(loader)
         return loader

@@ -6,10 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
+from tests.support.browser import why_no_browser
 from tests.support.cluster import NamespaceCluster, namespaces_of, why_unavailable
 from tests.support.forkserver import ForkServer
 from tests.support.leaks import Exempt, Snapshot, python_keeps
@@ -17,8 +19,13 @@ from tests.support.placement import HostRanks, Placement
 from tests.support.processes import SESSION_VARIABLE, describe, kill_all, marked_processes
 from tests.support.ranks import RankPool
 
-REQUIRE_MULTIHOST = "HIERDIST_REQUIRE_MULTIHOST"
+# What a marked test needs, why it is not there, and the variable that forbids to skip the test.
+NEEDS: dict[str, tuple[Callable[[], str | None], str]] = {
+    "multihost": (why_unavailable, "HIERDIST_REQUIRE_MULTIHOST"),
+    "browser": (why_no_browser, "HIERDIST_REQUIRE_BROWSER"),
+}
 MULTIHOST_FOLDER = Path(__file__).parent / "multihost"
+_PROBLEMS_OUTPUT = "session_problems"  # key of what a lane tells the process that started the lanes
 
 # The machine may be busy: how long an example takes says nothing.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -47,13 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what this machine cannot do, or fail where it is required."""
-    if item.get_closest_marker("multihost") is None:
-        return
-    reason = why_unavailable()
-    if reason is not None and os.environ.get(REQUIRE_MULTIHOST) == "1":
-        pytest.fail(f"{reason}, and {REQUIRE_MULTIHOST}=1 forbids to skip", pytrace=False)
-    elif reason is not None:
-        pytest.skip(reason)
+    for marker, (why_not, required) in NEEDS.items():
+        reason = why_not() if item.get_closest_marker(marker) is not None else None
+        if reason is not None and os.environ.get(required) == "1":
+            pytest.fail(f"{reason}, and {required}=1 forbids to skip", pytrace=False)
+        elif reason is not None:
+            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
@@ -124,8 +130,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     kill_all(process.pid for process in left)
     problems += [f"network namespace {name} outlived the session" for name in namespaces_of(os.getpid())]
     os.environ.pop(SESSION_VARIABLE, None)
+    if hasattr(session.config, "workeroutput"):  # in a lane, whose status and summary nobody sees
+        session.config.workeroutput[_PROBLEMS_OUTPUT] = problems
     if problems and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a lane's session left behind; xdist calls this in the process that started the lanes."""
+    node.config.stash[_session_problems] += getattr(node, "workeroutput", {}).get(_PROBLEMS_OUTPUT, [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.verdict.causes import HEALTHY_STRATEGIES, INJECTIONS, STRATEGIES, Injection
-from benchmarks.verdict.runs import BLOCKS, Case, Injected, Run
+from benchmarks.verdict.nuisances import with_nuisances
+from benchmarks.verdict.runs import Case, Injected, Run
 
 PAIRS: tuple[tuple[Injected, Injected], ...] = (
     (Injected.SLOW_STORAGE, Injected.CHECKPOINTS),
@@ -72,14 +73,16 @@ def make_case(case_set: CaseSet, number: int) -> Case:
     seed = case_set.first_seed + number
     random_ = random.Random(seed)
     if case_set.causes == 0:
-        return Case(seed, _healthy(seed, random_, HEALTHY_STRATEGIES), {})
+        run = _healthy(seed, random_, HEALTHY_STRATEGIES)
+        run = replace(run, compute_s=1.3 * run.compute_s)  # clearly more than a run's overhead
+        return Case(seed, _long_enough(with_nuisances(run, (), random_)), {})
     if case_set.causes == 1:
         cause = list(Injected)[number % len(Injected)]
-        run = _healthy(seed, random_, STRATEGIES[cause])
-        made = INJECTIONS[cause](run, random_.uniform(0.25, 0.55), random_)
+        run = with_nuisances(_healthy(seed, random_, STRATEGIES[cause]), {cause}, random_)
+        made = INJECTIONS[cause](run, random_.uniform(0.22, 0.55), random_)
         return Case(seed, _long_enough(made.run), {cause: _undone(made, made.run)})
     causes = PAIRS[number % len(PAIRS)]
-    run = _healthy(seed, random_, _common_strategies(causes))
+    run = with_nuisances(_healthy(seed, random_, _common_strategies(causes)), causes, random_)
     injections = []
     for cause in causes:
         injections.append(INJECTIONS[cause](run, random_.uniform(0.32, 0.48), random_))
@@ -94,15 +97,15 @@ def _healthy(seed: int, random_: random.Random, strategies: Sequence[str]) -> Ru
         seed=seed,
         strategy=strategy,
         steps=random_.randint(32, 42),
-        compute_s=random_.uniform(*((0.05, 0.07) if strategy == "zero2" else (0.03, 0.055))),  # zero2 does more on CPU
+        compute_s=random_.uniform(*((0.06, 0.09) if strategy == "zero2" else (0.035, 0.06))),  # zero2 does more on CPU
         jitter=random_.uniform(0.005, 0.04),
-        width=random_.choice([160, 192, 256, 320]),
+        width=random_.choice([384, 448, 512]),
         layers=1,
         batch_size=random_.choice([8, 16, 32]),
         sample_bytes=random_.choice([2048, 4096, 8192, 16384]),
     )
     # A few buckets, as a model of the usual size has: torch's default would put this small one into a single one.
-    return Run(**{**vars(run), "bucket_bytes": run.gradient_bytes // BLOCKS})
+    return replace(run, bucket_bytes=run.gradient_bytes // random_.choice([3, 4, 6]))
 
 
 def _common_strategies(causes: Sequence[Injected]) -> list[str]:
@@ -114,7 +117,7 @@ def _common_strategies(causes: Sequence[Injected]) -> list[str]:
 
 def _long_enough(run: Run) -> Run:
     """At least four checkpoints, where there are any."""
-    return run if not run.save_every else Run(**{**vars(run), "steps": max(run.steps, 4 * run.save_every + 2)})
+    return run if not run.save_every else replace(run, steps=max(run.steps, 4 * run.save_every + 2))
 
 
 def _undone(made: Injection, run: Run) -> Run | None:

@@ -22,7 +22,7 @@ class Injection(NamedTuple):
 
     Attributes:
         run: With it.
-        undo: Takes it out of this run, or of one into which more was put; ``None``: a pipeline has no run without bubble.
+        undo: Takes it out of this run, or of one into which more was put; ``None``: it cannot be.
     """
 
     run: Run
@@ -43,7 +43,7 @@ def _wire_mbit(run: Run, wire_s: float) -> float:
 def slow_storage(run: Run, share: float, random_: random.Random) -> Injection:
     seconds = _extra_s(run, share) / (run.batch_size * run.sample_bytes)
     slow = replace(run, read_s_per_byte=seconds, read_jitter=random_.uniform(0.03, 0.3))
-    return Injection(slow, lambda given: replace(given, read_s_per_byte=0.0))
+    return Injection(slow, lambda given: replace(given, read_s_per_byte=run.read_s_per_byte))
 
 
 def n_fold_reads(run: Run, share: float, random_: random.Random) -> Injection:
@@ -64,13 +64,13 @@ def slow_link(run: Run, share: float, random_: random.Random) -> Injection:
     host = random_.choice("ab")
     hidden_s = run.compute_s if run.strategy == "zero2" else 0.6 * run.backward_s  # zero2 sends in the forward, too
     rate = _wire_mbit(run, _extra_s(run, share) + hidden_s)
-    return Injection(replace(run, links={host: Link(rate)}), lambda given: replace(given, links={}))
+    return Injection(replace(run, links={host: Link(rate)}), lambda given: replace(given, links=run.links))
 
 
 def placement(run: Run, share: float, random_: random.Random) -> Injection:
     """The ring of a cyclic placement sends twice as much over each host's link."""
     del share  # set by the ratio of two, and by how much of it backward hides
-    rate = _wire_mbit(run, run.compute_s * random_.uniform(0.7, 1.3))
+    rate = _wire_mbit(run, run.compute_s * random_.uniform(0.6, 1.1))
     cyclic = replace(run, is_cyclic=True, links={"a": Link(rate), "b": Link(rate)})
     return Injection(cyclic, lambda given: replace(given, is_cyclic=False))
 
@@ -78,7 +78,8 @@ def placement(run: Run, share: float, random_: random.Random) -> Injection:
 def no_overlap(run: Run, share: float, random_: random.Random) -> Injection:
     """As much as backward could hide nearly all of; more would be the link's fault."""
     del share
-    rate = _wire_mbit(run, run.backward_s * random_.uniform(0.8, 1.0))
+    run = replace(run, compute_s=1.4 * run.compute_s)  # of a shorter one, overhead would be the larger part
+    rate = _wire_mbit(run, run.backward_s * random_.uniform(0.85, 1.0))
     buckets = run.bucket_bytes
     whole = replace(run, bucket_bytes=4 * run.gradient_bytes, links={"a": Link(rate), "b": Link(rate)})
     return Injection(whole, lambda given: replace(given, bucket_bytes=buckets))
@@ -92,20 +93,21 @@ def small_buckets(run: Run, share: float, random_: random.Random) -> Injection:
 
 
 def slow_rank(run: Run, share: float, random_: random.Random) -> Injection:
-    slow = replace(run, slow_rank=random_.randrange(WORLD_SIZE), slowdown=share / (1 - share))
-    return Injection(slow, lambda given: replace(given, slow_rank=None))
+    rank = random_.randrange(WORLD_SIZE)
+    slow = replace(run, slow_rank=rank, slowdown=share / (1 - share))
+    return Injection(slow, lambda given: replace(given, slow_rank=run.slow_rank, slowdown=run.slowdown))
 
 
 def checkpoints(run: Run, share: float, random_: random.Random) -> Injection:
     every = random_.randint(5, 9)
     saving = replace(run, save_every=every, save_s=every * _extra_s(run, share))
-    return Injection(saving, lambda given: replace(given, save_every=0))
+    return Injection(saving, lambda given: replace(given, save_every=run.save_every, save_s=run.save_s))
 
 
 def lossy_link(run: Run, share: float, random_: random.Random) -> Injection:
     host = random_.choice("ab")
     rate = _wire_mbit(run, 0.5 * run.backward_s)
-    queue = random_.randint(20_000, 32_000)
+    queue = random_.randint(24_000, 34_000)
     del share  # what drops cost is not for us to set
     return Injection(
         replace(run, links={host: Link(rate, queue)}), lambda given: replace(given, links={host: Link(rate)})
@@ -120,7 +122,7 @@ def bubble(run: Run, share: float, random_: random.Random) -> Injection:
 def host_work(run: Run, share: float, random_: random.Random) -> Injection:
     where = random_.choice(["optimizer_s", "callback_s"])
     working = replace(run, **{where: _extra_s(run, share)})
-    return Injection(working, lambda given: replace(given, **{where: 0.0}))
+    return Injection(working, lambda given: replace(given, **{where: getattr(run, where)}))
 
 
 INJECTIONS: dict[Injected, Callable[[Run, float, random.Random], Injection]] = {

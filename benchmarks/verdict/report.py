@@ -23,15 +23,15 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "Each run is a Lightning training of some 40 steps by 4 ranks on 2 hosts (network namespaces of one two-core "
-        "machine) with `StepTimeline` and `ClusterMonitor`. Strategy, model, batches, placement, severity and noise are "
-        "drawn from a seed; compute of the model is mostly sleep, all else is real. What a cause costs is measured by "
-        "running the same without it, apart from the monitor. "
+        "machine) with `StepTimeline` and `ClusterMonitor`. Strategy, model, batches, placement, severity and noise "
+        "are drawn from a seed; compute of the model is mostly sleep, all else is real. What a cause costs is measured "
+        "by running the same without it, apart from the monitor. "
         f"A run counts if each cause costs at least {LEAST_SHARE:.0%} of the step and no overhead costs more than a "
-        f"single one; a healthy run, if at least {LEAST_COMPUTE:.0%} of the step is compute; the others are made up for "
-        "by further seeds. Right is: the main finding is the cause, with the reason (of communication) and the rank (of "
-        "a slow one); of two causes, main and costliest second finding are the two, in either order. For a slow link, "
-        "the reasons `slow_link` and `volume` are both right: with two hosts both ends wait alike. A false alarm is any "
-        "cause but compute as the main finding of a healthy run. Rules were made with other seeds."
+        f"single one; a healthy run, if at least {LEAST_COMPUTE:.0%} of the step is compute; the others are made up "
+        "for by further seeds. Right is: the main finding is the cause, with the reason (of communication) and the "
+        "rank (of a slow one); of two causes, main and costliest second finding are the two, in either order. For a "
+        "slow link, the reasons `slow_link` and `volume` are both right: with two hosts both ends wait alike. A false "
+        "alarm is any cause but compute as the main finding of a healthy run. Rules were made with other seeds."
     )
     yield ""
     yield f"{document['date']}, commit {document['commit']}: `{document['command']}`"
@@ -62,6 +62,6 @@ def _figures(title: str, result: Mapping[str, Any]) -> str:
     alarms = f"{scored['alarms']} ({scored['alarms'] / max(1, runs):.1%})" if "ealthy" in title else ""
     error = scored["share_error_median"]
     return (
-        f"| {title.lower()} | {first} to {end - 1} | {runs} | {right} ({right / max(1, runs):.1%}) | {low:.1%} to {high:.1%} "
-        f"| {alarms} | {'' if error is None else f'{error:.1%}'} |"
+        f"| {title.lower()} | {first} to {end - 1} | {runs} | {right} ({right / max(1, runs):.1%}) "
+        f"| {low:.1%} to {high:.1%} | {alarms} | {'' if error is None else f'{error:.1%}'} |"
     )

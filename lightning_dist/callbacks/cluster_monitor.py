@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import lightning.pytorch as pl
-import torch
 import torch.distributed as dist
 
 from lightning_dist.build.checkpoints import WRITE
 from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
+from lightning_dist.capture import TrainerCapture, capture_of
+from lightning_dist.capture.facts import rank_header, run_facts
 from lightning_dist.events import EventStream
 from lightning_dist.monitor.cluster import ClusterWatch, WatchSettings
-from lightning_dist.monitor.record import RankHeader, Sample
+from lightning_dist.monitor.record import Sample, StepRecord
+from lightning_dist.monitor.run_files import FACTS, write_facts
 from lightning_dist.state_strategy import StateStrategy
-from lightning_dist.topology.discover import host_identity
 
 
 class ClusterMonitor(pl.Callback):
@@ -31,7 +30,8 @@ class ClusterMonitor(pl.Callback):
     wrong in it is said once.
 
     Args:
-        folder: Where to; ``monitor`` in the Trainer's log folder if not given. ``hierdist report`` reads it.
+        folder: Where to; if not given, ``monitor`` in the logger's folder, or in the Trainer's ``default_root_dir``.
+            Where a run is there already, the name gets a number. ``StepTimeline`` writes into the same.
         interval_s: Between two samples, in seconds; later in long runs up to 32 s.
         heartbeat_s: Between two beats, in seconds.
         heartbeat_timeout_s: A rank without a beat for so long is counted and named, in seconds; nothing is killed.
@@ -48,10 +48,11 @@ class ClusterMonitor(pl.Callback):
         heartbeat_s: float = 1.0,
         heartbeat_timeout_s: float = 15.0,
     ) -> None:
-        self.folder: Path | None = None  # where the files of the last fit are
-        self._asked_folder = folder
+        self.folder: Path | None = None  # of the present run, or the last one
+        self._wanted = folder
         self._settings = WatchSettings(interval_s, heartbeat_s, heartbeat_timeout_s)
         self._listeners: list[Callable[[Sample], None]] = []
+        self._capture: TrainerCapture | None = None
         self._watch: ClusterWatch | None = None
         self._streams: tuple[EventStream, ...] = ()  # of those who write checkpoints in the background
 
@@ -59,21 +60,25 @@ class ClusterMonitor(pl.Callback):
         """Call with each sample of the fits to come, in a thread of the monitor; what it raises is said once."""
         self._listeners.append(listener)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin to sample."""
-        self._close()
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Agree on the folder; collective."""
+        if stage == "fit":
+            self._close()
+            self._capture = capture_of(trainer, self)
+            self._capture.on_step(self._take_step)
+            self.folder = self._capture.folder(self._wanted)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin to sample: by now the loaders are there, and those who write checkpoints have opened their streams.
+
+        Tuners train several times in one fit; the last time is what stays in the files.
+        """
         try:
+            self._end_watch()
             self._open(trainer)
         except Exception as error:
             self._close()
             _say(f"it measures nothing, training goes on: {type(error).__name__}: {error}")
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """By now those who write checkpoints have opened their streams."""
-        if self._watch is not None:
-            self._streams = _checkpoint_streams(trainer)
-            for stream in self._streams:
-                stream.add_sink(self._watch.take_event)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The strategy closes the store before any later hook."""
@@ -89,10 +94,16 @@ class ClusterMonitor(pl.Callback):
         self._close()
 
     def _open(self, trainer: pl.Trainer) -> None:
-        header = _header(trainer)
-        self.folder = Path(self._asked_folder or Path(trainer.log_dir or trainer.default_root_dir) / "monitor")
-        self._watch = ClusterWatch(
-            self.folder,
+        capture, folder = self._capture, self.folder
+        if capture is None:
+            return
+        header = rank_header(trainer, unavailable=capture.unavailable)
+        if folder is not None and trainer.is_global_zero and not (folder / FACTS).exists():
+            with contextlib.suppress(OSError):  # the samples cannot be written there either, and that is said
+                write_facts(folder, run_facts(trainer))
+        self._streams = _checkpoint_streams(trainer)
+        self._watch = watch = ClusterWatch(
+            folder,
             header,
             self._settings,
             device=trainer.strategy.root_device,
@@ -100,20 +111,31 @@ class ClusterMonitor(pl.Callback):
             store=_default_store() if trainer.world_size > 1 else None,
             world_size=trainer.world_size,
             checkpoint_event=WRITE,
-            writes_at_once=lambda: not self._streams,
+            writes_at_once=not self._streams,
             say=lambda text: _say(f"rank {header.rank}: {text}"),
         )
         for listener in self._listeners:
-            self._watch.on_sample(listener)
+            watch.on_sample(listener)
+        for stream in self._streams:
+            stream.add_sink(watch.take_event)
+
+    def _take_step(self, record: StepRecord) -> None:
+        if self._watch is not None:
+            self._watch.take_step(record)
 
     def _close(self) -> None:
+        capture, self._capture = self._capture, None
+        if capture is not None:
+            capture.release(self)
+        self._end_watch()
+
+    def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
-        if watch is None:
-            return
-        for stream in self._streams:
-            stream.remove_sink(watch.take_event)
-        self._streams = ()
-        watch.close()
+        streams, self._streams = self._streams, ()
+        if watch is not None:
+            for stream in streams:
+                stream.remove_sink(watch.take_event)
+            watch.close()
 
 
 def _say(text: str) -> None:
@@ -129,30 +151,9 @@ def _default_store() -> dist.Store | None:
 
 
 def _checkpoint_streams(trainer: pl.Trainer) -> tuple[EventStream, ...]:
+    """Of those who write checkpoints beside training."""
     strategy = trainer.strategy
     if isinstance(strategy, StateStrategy):
         return (strategy.events,) if strategy.checkpoint_config.is_sharded else ()
-    savers = [callback for callback in trainer.callbacks if isinstance(callback, AsyncShardedCheckpoint)]  # type: ignore[attr-defined]  # an attribute of every Trainer
+    savers = [each for each in trainer.callbacks if isinstance(each, AsyncShardedCheckpoint)]  # type: ignore[attr-defined]  # it is set by a connector
     return tuple(saver.events for saver in savers if saver.events is not None)
-
-
-def _header(trainer: pl.Trainer) -> RankHeader:
-    strategy = trainer.strategy
-    device = strategy.root_device
-    name = f" {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-    return RankHeader(
-        rank=trainer.global_rank,
-        local_rank=trainer.local_rank,
-        host=_host(trainer),
-        device=f"{device}{name}",
-        pid=os.getpid(),
-        started_wall_ns=time.time_ns(),
-        started_ns=time.monotonic_ns(),
-    )
-
-
-def _host(trainer: pl.Trainer) -> str:
-    run = trainer.strategy.run_context if isinstance(trainer.strategy, StateStrategy) else None
-    if run is not None:
-        return run.cluster.host_of(trainer.global_rank)
-    return host_identity(os.environ).label

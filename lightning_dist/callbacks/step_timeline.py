@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_dist.capture import TrainerCapture, capture_of
+from lightning_dist.capture import TrainerCapture, capture_of, say
 from lightning_dist.capture.batches import CountTokens
 from lightning_dist.capture.step_files import StepFiles
 
@@ -58,15 +57,10 @@ class StepTimeline(pl.Callback):
         """Start to record; collective."""
         if stage != "fit":
             return
-        self.capture = capture_of(trainer, self)
-        self.capture.count_tokens = self._count_tokens or self.capture.count_tokens
-        self._files = StepFiles(
-            self.capture,
-            folder=self.capture.folder(self._wanted),
-            spans_every=self._spans_every,
-            flops_per_sample=self._flops_per_sample,
-            peak_flops=self._peak_flops,
-        )
+        try:
+            self._open(trainer)
+        except Exception as error:
+            say(f"StepTimeline records nothing, and training goes on: {type(error).__name__}: {error}")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Now the loaders are there: say what is known of the run."""
@@ -85,8 +79,20 @@ class StepTimeline(pl.Callback):
         """Nothing outlives a run."""
         return {}
 
+    def _open(self, trainer: pl.Trainer) -> None:
+        self.capture = capture_of(trainer, self)
+        self.capture.count_tokens = self._count_tokens or self.capture.count_tokens
+        self._files = StepFiles(
+            self.capture,
+            folder=self.capture.folder(self._wanted),
+            spans_every=self._spans_every,
+            flops_per_sample=self._flops_per_sample,
+            peak_flops=self._peak_flops,
+        )
+
     def _close(self) -> None:
         if self.capture is not None:
             self.capture.release(self)
-        if self._files is not None and self._files.close() is not None:
-            rank_zero_warn(f"StepTimeline: {self._files.problem}")
+        problem = self._files.close() if self._files is not None else None
+        if problem is not None:
+            say(f"StepTimeline: {problem}")

@@ -9,18 +9,20 @@ import torch
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dist.events import Mark
+
 
 class EndOfCompute:
-    """The moment of one backward; ``at_ns`` is ``None`` until it has come.
+    """The moment of one backward; ``at`` is ``None`` until it has come.
 
     Args:
         loss: Whose backward comes now; of what has no graph, the moment never comes.
-        clock_ns: Of the events.
+        mark: Of the events: this moment.
     """
 
-    def __init__(self, loss: Any, clock_ns: Callable[[], int]) -> None:
-        self.at_ns: int | None = None
-        self._clock_ns = clock_ns
+    def __init__(self, loss: Any, mark: Callable[[], Mark]) -> None:
+        self.at: Mark = None
+        self._mark = mark
         self._handle: RemovableHandle | None = None
         if isinstance(loss, torch.Tensor) and loss.requires_grad:
             self._handle = loss.register_hook(self._enter)
@@ -35,4 +37,4 @@ class EndOfCompute:
         Variable._execution_engine.queue_callback(self._note)
 
     def _note(self) -> None:
-        self.at_ns = self._clock_ns()
+        self.at = self._mark()

@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -20,7 +19,9 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_dist.capture.commit import commit_of_script
+from lightning_dist.capture.loader_facts import loader_facts
 from lightning_dist.monitor.record import RankHeader, RunFacts
+from lightning_dist.topology.discover import host_identity
 
 _TRAINER_OPTIONS = (
     "accumulate_grad_batches",
@@ -73,7 +74,7 @@ def rank_header(
         started_wall_ns=time.time_ns(),
         started_ns=time.monotonic_ns(),
         unavailable=dict(unavailable),
-        facts={"data_parallel_rank": _data_rank(trainer), **(facts or {})},
+        facts={**loader_facts(trainer), "data_parallel_rank": _data_rank(trainer), **(facts or {})},
     )
 
 
@@ -128,11 +129,12 @@ def _versions() -> dict[str, str]:
 
 
 def _host(trainer: pl.Trainer) -> str:
-    """As the topology names it."""
+    """As the topology names it, or would."""
     run = getattr(trainer.strategy, "run_context", None)
     if run is not None:
         return str(run.collectives.host_of_rank[trainer.global_rank])
-    return os.environ.get("HIERDIST_HOST") or socket.gethostname()
+    identity = host_identity(os.environ)
+    return identity.label if trainer.num_nodes == 1 else identity.name
 
 
 def _data_rank(trainer: pl.Trainer) -> int:

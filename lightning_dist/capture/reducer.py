@@ -13,14 +13,14 @@ Note [One rate]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from lightning_dist.events import EventStream
+from lightning_dist.events import EventStream, Mark
 from lightning_dist.monitor.intervals import Interval
 
 _LOOKS = 4  # at how many backward passes it is asked whether the buckets are final
@@ -62,28 +62,26 @@ class ReducerWatch:
         self._tier = tier
         self._looks = _LOOKS
         self._sizes: list[int] = []
-        self._launched: dict[int, int] = {}
+        self._launched: dict[int, Mark] = {}
         self._handles: list[RemovableHandle] = []
 
     def begin(self) -> None:
         """A backward comes."""
-        self._launched.clear()
+        self._launched = {}
 
-    def end(self, computed_ns: int, end_ns: int) -> None:
+    def end(self, computed: Mark, end: Mark) -> None:
         """It is over: say when buckets travelled.
 
         Args:
-            computed_ns: When its last gradient was there.
-            end_ns: When it was over.
+            computed: When its last gradient was there.
+            end: When it was over.
         """
-        launched = self._launched
-        if self._sizes and len(launched) == len(self._sizes):
-            moments = [launched[bucket] for bucket in range(len(self._sizes))]
-            for (start, end), size in zip(transfers(moments, self._sizes, end_ns), self._sizes, strict=True):
-                self._span(start, end, size)
+        launched, count = self._launched, len(self._sizes)
+        if count and len(launched) == count:
+            self._when_known((*(launched[bucket] for bucket in range(count)), end), self._say)
         else:  # the buckets are not final yet, or some parameter was not used
-            self._span(min(launched.values(), default=computed_ns), end_ns, self._all_bytes())
-        if not self._sizes and self._looks:
+            self._when_known((computed, end), self._say_all)
+        if not count and self._looks:
             self._looks -= 1
             self._look()
 
@@ -93,12 +91,29 @@ class ReducerWatch:
             handle.remove()
         self._handles.clear()
 
+    def _when_known(self, marks: tuple[Mark, ...], call: Callable[..., None]) -> None:
+        clock = self._events.device_clock
+        if clock is None:
+            call(*marks)
+        else:
+            clock.when_known(marks, call)
+
+    def _say(self, *moments_ns: int) -> None:
+        for (start, end), size in zip(
+            transfers(moments_ns[:-1], self._sizes, moments_ns[-1]), self._sizes, strict=True
+        ):
+            self._span(start, end, size)
+
+    def _say_all(self, computed_ns: int, end_ns: int) -> None:
+        self._span(computed_ns, end_ns, self._all_bytes())
+
     def _span(self, start_ns: int, end_ns: int, size_bytes: int) -> None:
         self._events.span(
             "comm.reducer",
             start_ns,
             end_ns=end_ns,
             lane="reducer",
+            thread=0,
             operation="all_reduce",
             tier=self._tier,
             size_bytes=size_bytes,
@@ -134,4 +149,4 @@ class ReducerWatch:
         return sum(parameter.numel() * parameter.element_size() for parameter in self._parameters())
 
     def _note(self, bucket: int, parameter: Tensor) -> None:
-        self._launched[bucket] = self._events.clock_ns()
+        self._launched[bucket] = self._events.mark()

@@ -9,6 +9,7 @@ from statistics import median
 import lightning.pytorch as pl
 
 from lightning_dist.capture.facts import rank_header, run_facts
+from lightning_dist.capture.loader_facts import loader_facts
 from lightning_dist.capture.trainer_capture import TrainerCapture
 from lightning_dist.monitor.rank_file import RankWriter
 from lightning_dist.monitor.run_files import write_facts
@@ -58,7 +59,7 @@ class StepFiles:
         if self.folder is None or self._writer is not None:
             return
         try:
-            header = rank_header(trainer, unavailable=self._capture.unavailable)
+            header = rank_header(trainer, unavailable=self._capture.unavailable, facts=loader_facts(trainer))
             if trainer.is_global_zero:
                 facts = run_facts(trainer, peak_flops=self._peak_flops, flops_per_sample=self._flops_per_sample)
                 write_facts(self.folder, facts)

@@ -8,28 +8,35 @@ Note [Steps]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+import torch
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.capture.backward_end import EndOfCompute
 from lightning_dist.capture.batches import CountTokens, measure, together
+from lightning_dist.capture.collectives import Watched, watch_call, watch_collectives
+from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
 from lightning_dist.capture.patches import Patches
 from lightning_dist.capture.reducer import ReducerWatch
 from lightning_dist.capture.run_folder import run_folder
-from lightning_dist.events import Event, EventStream
+from lightning_dist.events import Event, EventStream, Mark
 from lightning_dist.monitor.record import Phase, StepRecord
 from lightning_dist.monitor.steps import SPAN_OF_PHASE, TAIL, Batches, CutStep, StepCutter
 
 _OWN_EVENTS = 4096  # of a stream that only the capture reads
 _MOST_PENDING = 200_000  # events of one step; what is before them is forgotten
+_LATEST_S = 2.0  # how long the end of a fit waits for a device's last moments
 _ATTRIBUTE = "_hierdist_capture"
 
 OnStep = Callable[[StepRecord], None]
@@ -60,9 +67,10 @@ class TrainerCapture:
 
     Args:
         trainer: Whose process group is there.
+        clock_ns: Monotonic clock, where the strategy has no event stream with one.
     """
 
-    def __init__(self, trainer: pl.Trainer) -> None:
+    def __init__(self, trainer: pl.Trainer, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.rank = trainer.global_rank
         self.problem: str | None = None
         self.unavailable: dict[str, str] = {}
@@ -70,24 +78,28 @@ class TrainerCapture:
         events = getattr(trainer.strategy, "events", None)
         self._owns_events = not isinstance(events, EventStream)
         self.events: EventStream = (
-            EventStream(rank=self.rank, capacity=_OWN_EVENTS) if not isinstance(events, EventStream) else events
+            EventStream(rank=self.rank, capacity=_OWN_EVENTS, clock_ns=clock_ns)
+            if not isinstance(events, EventStream)
+            else events
         )
         self._trainer = trainer
-        self._thread = threading.get_ident()
+        self._clock = _clock_of(trainer.strategy.root_device, self.events)
         self._holders: set[int] = set()
         self._patches = Patches()
-        self._pending: deque[tuple[Event, bool]] = deque(maxlen=_MOST_PENDING)
+        self._pending: deque[Event] = deque(maxlen=_MOST_PENDING)
         self._on_step: list[OnStep] = []
         self._on_cut: list[OnCut] = []
         self._start_ns: int | None = None
+        self._is_running = False
         self._step = 0
         self._batches: Batches | None = None
-        self._fetch_started_ns = 0
+        self._fetch_started: Mark = 0
         self._reducer: ReducerWatch | None = None
         self._folder: Path | None = None
         self._folder_is_known = False
         self.is_closed = False
-        self.cutter = StepCutter(self.rank)
+        thread = threading.get_ident() if self._clock is None else COMPUTE
+        self.cutter = StepCutter(self.rank, thread=thread)
         self._open()
 
     # -- who uses it --------------------------------------------------------------------------------------------------
@@ -125,7 +137,8 @@ class TrainerCapture:
         if self._reducer is not None:
             self._reducer.release()
             self._reducer = None
-        self.events.remove_sink(self._take)
+        self.events.remove_sink(self._pending.append)
+        self.events.device_clock = None
         self._pending.clear()
         self._on_step.clear()
         self._on_cut.clear()
@@ -137,7 +150,8 @@ class TrainerCapture:
     def _open(self) -> None:
         trainer, strategy = self._trainer, self._trainer.strategy
         loop = trainer.fit_loop.epoch_loop
-        self.events.add_sink(self._take)
+        self.events.device_clock = self._clock
+        self.events.add_sink(self._pending.append)
         self._wrap(trainer.fit_loop, "on_run_end", self._before(self._end_of_loop), None)
         self._wrap(loop, "advance", self._before(self._next_batch), None)
         self._wrap(strategy, "on_train_batch_start", self._before(self._read_batch), None)
@@ -159,12 +173,18 @@ class TrainerCapture:
             self._open_communication()
 
     def _open_communication(self) -> None:
-        """What the training thread asks other ranks for; our strategies say so themselves, but for Lightning's own."""
-        strategy = self._trainer.strategy
-        self._wrap(self._trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", self._operation("broadcast"), None)
+        """What ranks ask each other for; our strategies say so themselves, but for what Lightning asks beside them."""
+        trainer = self._trainer
+        watched = Watched(self.events, tier=self._tier, is_on=lambda: not self.is_closed)
         if self._owns_events:
-            for name in ("reduce", "broadcast", "barrier", "all_gather"):
-                self._wrap(strategy, name, self._operation(name), None)
+            watch_collectives(self._patches, watched)
+        else:
+            watch_call(self._patches, watched, trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
+
+    @property
+    def _tier(self) -> str:
+        """The slowest that an operation of all ranks crosses, as far as Lightning knows."""
+        return "host" if self._trainer.num_nodes == 1 else "world"
 
     def _span(self, owner: Any, name: str, phase: Phase) -> None:
         self._wrap(owner, name, functools.partial(self._timed, SPAN_OF_PHASE[phase]), phase)
@@ -179,35 +199,19 @@ class TrainerCapture:
             )
 
     def _timed(self, span: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        events, clock_ns = self.events, self.events.clock_ns
+        events = self.events
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            start_ns = clock_ns()
+            if self.is_closed:
+                return original(*args, **kwargs)
+            start = events.mark()
             try:
                 return original(*args, **kwargs)
             finally:
-                if not self.is_closed:
-                    events.span(span, start_ns)
+                events.span_from(span, start)
 
         return call
-
-    def _operation(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        events, clock_ns = self.events, self.events.clock_ns
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                start_ns = clock_ns()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    if not self.is_closed:
-                        events.span("comm.trainer", start_ns, lane="trainer", operation=name)
-
-            return call
-
-        return make
 
     def _before(self, act: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Act before the method, with its arguments; what goes wrong in it is ours alone."""
@@ -229,23 +233,22 @@ class TrainerCapture:
         @functools.wraps(original)
         def call(loss: Any, *args: Any, **kwargs: Any) -> Any:
             model = self._trainer.strategy.model
-            if self.is_closed or not isinstance(model, DistributedDataParallel):
+            # Where gradients are accumulated the reducer sends nothing.
+            if self.is_closed or not isinstance(model, DistributedDataParallel) or not model.require_backward_grad_sync:
                 return timed(loss, *args, **kwargs)
             watch = self._reducer_of(model)
-            if not model.require_backward_grad_sync:  # gradients are accumulated
-                return timed(loss, *args, **kwargs)
-            computed = EndOfCompute(loss, self.events.clock_ns)
+            computed = EndOfCompute(loss, self.events.mark)
             if watch is not None:
                 watch.begin()
             try:
                 return timed(loss, *args, **kwargs)
             finally:
                 computed.release()
-                if computed.at_ns is not None:
-                    end_ns = self.events.clock_ns()
-                    self.events.span(TAIL, computed.at_ns, end_ns=end_ns)
+                if computed.at is not None and not self.is_closed:
+                    end = self.events.mark()
+                    self.events.span_from(TAIL, computed.at, end=end)
                     if watch is not None:
-                        self._guarded(watch.end, computed.at_ns, end_ns)
+                        self._guarded(watch.end, computed.at, end)
 
         return call
 
@@ -256,49 +259,59 @@ class TrainerCapture:
         if self._reducer is None or self._reducer.model is not model:
             if self._reducer is not None:
                 self._reducer.release()
-            tier = "host" if self._trainer.num_nodes == 1 else "world"
-            self._reducer = ReducerWatch(model, self.events, tier=tier)
+            self._reducer = ReducerWatch(model, self.events, tier=self._tier)
         return self._reducer
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
-        self._pending.append((event, threading.get_ident() == self._thread))
-
     def _fetch_starts(self) -> None:
-        self._fetch_started_ns = self.events.clock_ns()
+        self._fetch_started = self.events.mark()
 
     def _fetch_ends(self) -> None:
-        self.events.span(SPAN_OF_PHASE[Phase.DATA_WAIT], self._fetch_started_ns)
+        self.events.span_from(SPAN_OF_PHASE[Phase.DATA_WAIT], self._fetch_started)
 
     def _read_batch(self, batch: Any, batch_idx: int) -> None:
-        self._batches = together(self._batches, measure(batch, self.count_tokens))
+        by_module = isinstance(self._trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher)
+        read = Batches(1) if by_module else measure(batch, self.count_tokens)  # the module is still to ask for it
+        self._batches = together(self._batches, read)
 
     def _next_batch(self, data_fetcher: Any) -> None:
-        now_ns = self.events.clock_ns()
-        if self._start_ns is None:
-            self._pending.clear()
-            self._begin(now_ns)
-        elif self._trainer.global_step != self._step:
-            self._cut(now_ns)
+        if not self._is_running or self._trainer.global_step != self._step:
+            self._step_ends()
+        if self._clock is not None:
+            self._clock.read()
 
     def _end_of_loop(self) -> None:
-        if self._start_ns is not None and self._trainer.global_step != self._step:
-            self._cut(self.events.clock_ns())
+        if self._is_running and self._trainer.global_step != self._step:
+            self._step_ends()
+        self._is_running = False
+        if self._clock is not None and self._clock.read_within(_LATEST_S):
+            self.problem = f"the device has not come to the end of the last steps within {_LATEST_S:g} s"
         self._start_ns = None
 
-    def _begin(self, now_ns: int) -> None:
-        self._start_ns = now_ns
-        self._step = self._trainer.global_step
-        self._batches = None
-        self.events.step = self._step
+    def _step_ends(self) -> None:
+        """A step ends here, unless none was running, and the next one begins."""
+        batches = self._batches if self._batches is not None and self._is_running else None
+        end, step = self.events.mark(), self._step
+        self._step = self.events.step = self._trainer.global_step
+        self._batches, self._is_running = None, True
+        if self._clock is None:
+            self._cut(end, step, batches)
+            return
+        clock = self._clock
 
-    def _cut(self, end_ns: int) -> None:
-        assert self._start_ns is not None
+        def known(end_ns: int) -> None:
+            clock.measure_from(end)
+            self._cut(end_ns, step, batches)
+
+        clock.when_known((end,), known)
+
+    def _cut(self, end_ns: int, step: int, batches: Batches | None) -> None:
+        start_ns, self._start_ns = self._start_ns, end_ns
         events = [self._pending.popleft() for _ in range(len(self._pending))]
-        batches = self._batches if self._batches is not None else Batches()
-        cut = self.cutter.cut(self._step, self._start_ns, end_ns, events, batches)
-        self._begin(end_ns)
+        if start_ns is None:
+            return
+        cut = self.cutter.cut(step, start_ns, end_ns, events, batches if batches is not None else Batches())
         for on_step in self._on_step:
             on_step(cut.record)
         for on_cut in self._on_cut:
@@ -314,4 +327,15 @@ class TrainerCapture:
     def _give_up(self, error: Exception) -> None:
         self.problem = f"{type(error).__name__}: {error}"
         self.close()
-        rank_zero_warn(f"steps are no longer recorded, and training goes on: {self.problem}")
+        say(f"rank {self.rank} records no more steps, and training goes on: {self.problem}")
+
+
+def say(text: str) -> None:
+    """Warn; where warnings are errors, too, no training fails by it."""
+    with contextlib.suppress(Warning):
+        warnings.warn(text, stacklevel=2)
+
+
+def _clock_of(device: torch.device, events: EventStream) -> DeviceTimes | None:
+    """What notes a device's moments; on CPU the host's clock does."""
+    return None if device.type == "cpu" else DeviceTimes(device, events.clock_ns)

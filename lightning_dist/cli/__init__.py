@@ -11,12 +11,25 @@ from collections.abc import Sequence
 
 from lightning_dist.cli.checkpoint import CHECKPOINT
 from lightning_dist.cli.command import Command
+from lightning_dist.cli.compare import COMPARE
 from lightning_dist.cli.data import DATA
+from lightning_dist.cli.doctor import DOCTOR
+from lightning_dist.cli.history import HISTORY
 from lightning_dist.cli.laws import LAWS
+from lightning_dist.cli.report import REPORT
 from lightning_dist.cli.topology import TOPOLOGY
 from lightning_dist.errors import HierDistError
 
-COMMANDS: dict[str, Command] = {"topology": TOPOLOGY, "checkpoint": CHECKPOINT, "data": DATA, "laws": LAWS}
+COMMANDS: dict[str, Command] = {
+    "topology": TOPOLOGY,
+    "checkpoint": CHECKPOINT,
+    "data": DATA,
+    "compare": COMPARE,
+    "history": HISTORY,
+    "doctor": DOCTOR,
+    "laws": LAWS,
+    "report": REPORT,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

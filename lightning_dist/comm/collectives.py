@@ -23,7 +23,7 @@ import torch.distributed as dist
 from lightning_dist.comm.bounded import LOOK_UP_S
 from lightning_dist.comm.testimony import Activity, Testimony
 from lightning_dist.errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from lightning_dist.events import EventStream
+from lightning_dist.events import EventStream, Mark
 
 FaultPoint = Callable[[str, str, int], None]
 """Called with (operation, label of its group, rank) before each operation; may raise, sleep or kill, as a test's fault
@@ -91,7 +91,7 @@ class Pending:
         self._group = group
         self._size_bytes = size
         self._may_retry = may_retry  # whether a wait that timed out may be repeated; not so for Gloo's send and receive
-        self._start_ns = owner.events.clock_ns()
+        self._start = owner.mark()
 
     def wait(self, **attributes: Any) -> None:
         """Block until done; on CUDA only the current stream waits. The event spans from start to end.
@@ -103,13 +103,13 @@ class Pending:
             CollectiveTimeoutError: A peer did not answer within the deadline.
             PeerLostError: A peer died or closed its connection.
         """
-        self._wait(self._start_ns, attributes)
+        self._wait(self._start, attributes)
 
     def wait_late(self) -> None:
         """:meth:`wait` for what may be done long since: the event spans the waiting only."""
-        self._wait(self._owner.events.clock_ns(), {})
+        self._wait(self._owner.mark(), {})
 
-    def _wait(self, start_ns: int, attributes: Mapping[str, Any]) -> None:
+    def _wait(self, start: Mark, attributes: Mapping[str, Any]) -> None:
         owner, group = self._owner, self._group
         waiting = owner.activity.waiting(f"{self._operation} on {group.label!r}")
         with owner.translated(self._operation, group), waiting:
@@ -120,9 +120,10 @@ class Pending:
                     owner.wait_watchfully(work)
                 else:
                     work.wait(owner.deadline)
-        owner.events.span(
+        owner.events.span_from(
             f"comm.{group.label}",
-            start_ns,
+            start,
+            end=owner.mark(),
             lane=group.label,
             operation=self._operation,
             tier=group.tier,
@@ -168,6 +169,10 @@ class Collectives:
         self.fault_point = fault_point
         self._first_failure: CollectiveError | None = None
         self._failure_lock = threading.Lock()
+
+    def mark(self) -> Mark:
+        """This moment, of the host where it waits for its operations, of the device's stream else."""
+        return self.events.clock_ns() if self.blocks_host else self.events.mark()
 
     def blocking_host(self) -> Collectives:
         """The same seam for groups on CPU memory, whatever the tensors of training live on."""
@@ -304,12 +309,18 @@ class Collectives:
     @contextmanager
     def operation(self, name: str, group: RankGroup, **attributes: Any) -> Iterator[None]:
         """Run the body as one operation of ``group``: fault point before, event around, errors translated."""
-        start_ns = self.events.clock_ns()
+        start = self.mark()
         with self.translated(name, group), self.activity.waiting(f"{name} on {group.label!r}"):
             self._strike(name, group)
             yield
-        self.events.span(
-            f"comm.{group.label}", start_ns, lane=group.label, operation=name, tier=group.tier, **attributes
+        self.events.span_from(
+            f"comm.{group.label}",
+            start,
+            end=self.mark(),
+            lane=group.label,
+            operation=name,
+            tier=group.tier,
+            **attributes,
         )
 
     @contextmanager

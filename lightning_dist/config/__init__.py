@@ -8,6 +8,7 @@ themselves when made, so that a bad value is refused before any process starts.
 from lightning_dist.config.checkpoint import CHECKPOINT_PRESETS, ON_FAILURE, WHEN_BUSY, CheckpointConfig
 from lightning_dist.config.checks import BYTE_UNITS, MIB, parse_bytes
 from lightning_dist.config.data import EPOCHS, LAST_BATCHES, ON_UNREADABLE, READERS, DataConfig
+from lightning_dist.config.monitor import MONITOR_PRESETS, MonitorConfig
 from lightning_dist.config.parallel import (
     PARALLEL_MODES,
     PARALLEL_PRESETS,
@@ -41,6 +42,8 @@ __all__ = [
     "LAST_BATCHES",
     "LOSS_REDUCTIONS",
     "MIB",
+    "MONITOR_PRESETS",
+    "MonitorConfig",
     "ON_FAILURE",
     "ON_UNREADABLE",
     "PARALLEL_MODES",

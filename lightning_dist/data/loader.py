@@ -114,6 +114,11 @@ class ShardedLoader:
     # -- who reads what -----------------------------------------------------------------------------------------------
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """What it reads, for questions: their numbers of samples and bytes."""
+        return tuple(self._sources)
+
+    @property
     def batch_size(self) -> int:
         """Samples a batch of this rank has, but for the last."""
         return self.config.batch_size

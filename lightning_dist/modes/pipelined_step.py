@@ -94,7 +94,7 @@ class PipelinedStep:
             self._logs.collecting(self._weights[chunk], part.samples),
             self._metrics.counting(),
             no_gathers(self._module, "training_step"),
-            self._run.events.measure("pipeline.loss", micro_batch=chunk),
+            self._run.events.measure_work("pipeline.loss", micro_batch=chunk),
         ):
             result = self._module.training_step(part.values, *self._rest, **self._kwargs)
         loss = result.get("loss") if isinstance(result, Mapping) else result

@@ -52,7 +52,7 @@ class ClusterWatch:
     """Samples the metrics of a rank into its file, from a thread, until it is closed. Nothing here raises later on.
 
     Args:
-        folder: The run's.
+        folder: The run's; ``None``: it cannot be made, and what is sampled goes to listeners only.
         header: Who writes; what cannot be measured here is added.
         settings: How often.
         device: What the rank trains on.
@@ -66,7 +66,7 @@ class ClusterWatch:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         header: RankHeader,
         settings: WatchSettings,
         *,
@@ -75,11 +75,13 @@ class ClusterWatch:
         store: dist.Store | None,
         world_size: int,
         checkpoint_event: str,
-        writes_at_once: Callable[[], bool],
+        writes_at_once: bool,
         say: Callable[[str], None],
     ) -> None:
         opened = open_sources(device, steps=steps, reads_host=header.local_rank == 0)
         unavailable = {**opened.unavailable, **header.unavailable}
+        if (why := unavailable.get("communication")) is not None:
+            unavailable |= {"communication_share": why, "exposed_communication_share": why}
         if store is None:
             unavailable["heartbeat_timeouts"] = "there is one rank, and nobody to look at it"
         self.header = dataclasses.replace(header, unavailable=unavailable, facts={**header.facts, **opened.facts})
@@ -90,7 +92,7 @@ class ClusterWatch:
         self._listeners: list[Listener] = []
         self._said_problem = False
         self._heartbeat: Heartbeat | None = None
-        self._writer = RankWriter(folder, "samples", self.header)
+        self._writer = RankWriter(folder, "samples", self.header) if folder is not None else None
         sources: dict[str, Source] = {**opened.sources, "steps": self._steps_source, "checkpoints": self._writes_source}
         if store is not None:
             sources["heartbeats"] = self._heartbeat = Heartbeat(
@@ -128,15 +130,18 @@ class ClusterWatch:
     def close(self) -> None:
         """Take the last samples and end all threads. Safe to call twice."""
         self._sampler.close()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
         self._say_problem()
 
     def _write(self, sample: Sample) -> None:
-        self._writer.sample(sample)
+        if self._writer is not None:
+            self._writer.sample(sample)
         self._say_problem()
 
     def _write_silence(self, span: Span) -> None:
-        self._writer.spans(span.step, [span])
+        if self._writer is not None:
+            self._writer.spans(span.step, [span])
 
     def _alarm(self, sample: Sample) -> None:
         text = self._alarms.take(sample)
@@ -148,6 +153,7 @@ class ClusterWatch:
             listener(sample)
 
     def _say_problem(self) -> None:
-        if self._writer.problem is not None and not self._said_problem:
+        problem = "the run's folder cannot be made" if self._writer is None else self._writer.problem
+        if problem is not None and not self._said_problem:
             self._said_problem = True
-            self._say(f"{self._writer.problem}; nothing more is written, training goes on")
+            self._say(f"{problem}; nothing more is written, training goes on")

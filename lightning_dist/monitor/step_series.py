@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from lightning_dist.events import Event
 from lightning_dist.monitor.record import Phase, StepRecord
@@ -31,7 +31,7 @@ class StepSource:
     )
     is_fine = False
 
-    def __init__(self, *, writes_at_once: Callable[[], bool]) -> None:
+    def __init__(self, *, writes_at_once: bool) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=_MOST)
         self._writes_at_once = writes_at_once
 
@@ -53,7 +53,7 @@ class StepSource:
             if stall_s:
                 wall_ns = time.time_ns() - (now_ns - record.end_ns)
                 yield Reading("checkpoint_stall", stall_s, wall_ns, record.step)
-                if self._writes_at_once():
+                if self._writes_at_once:
                     yield Reading("checkpoint_write", stall_s, wall_ns, record.step)
 
 

@@ -15,7 +15,7 @@ Note [Exposed]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,11 +26,13 @@ from lightning_dist.monitor.record import Phase, Span, StepRecord, Traffic
 TAIL = "comm.tail"
 """Name of a span: the training thread has computed all gradients and is still in backward."""
 
-SPAN_OF_PHASE: Mapping[Phase, str] = {phase: f"step.{phase.value}" for phase in Phase}
+SPAN_OF_PHASE: Mapping[Phase, str] = {
+    phase: f"step.{phase.value}" for phase in Phase if phase not in (Phase.COMMUNICATION, Phase.OTHER)
+}
 """Names of the spans by which a capture says what the training thread does."""
 
 PHASE_OF_SPAN: Mapping[str, Phase] = {
-    **{name: phase for phase, name in SPAN_OF_PHASE.items() if phase is not Phase.OTHER},
+    **{name: phase for phase, name in SPAN_OF_PHASE.items()},
     "pipeline.forward": Phase.FORWARD,
     "pipeline.loss": Phase.FORWARD,
     "pipeline.backward": Phase.BACKWARD,
@@ -110,12 +112,16 @@ class StepCutter:
 
     Args:
         rank: Global rank.
+        thread: The training thread, as :attr:`~lightning_dist.events.Event.thread` says it.
         unknown: Phases that cannot be told apart here; their record is ``None``.
         sees_communication: Whether operations between ranks are recorded; if not, the record says ``None``.
     """
 
-    def __init__(self, rank: int, *, unknown: Iterable[Phase] = (), sees_communication: bool = True) -> None:
+    def __init__(
+        self, rank: int, *, thread: int, unknown: Iterable[Phase] = (), sees_communication: bool = True
+    ) -> None:
         self._rank = rank
+        self._thread = thread
         self._unknown = frozenset(unknown)
         self.sees_communication = sees_communication
 
@@ -124,7 +130,7 @@ class StepCutter:
         step: int,
         start_ns: int,
         end_ns: int,
-        events: Iterable[tuple[Event, bool]],
+        events: Iterable[Event],
         batches: Batches,
     ) -> CutStep:
         """One step.
@@ -133,12 +139,12 @@ class StepCutter:
             step: Its number.
             start_ns: Of it.
             end_ns: Of it.
-            events: That ended, or happened, in it; each with whether the training thread emitted it.
+            events: That ended, or happened, in it.
             batches: What was read for it.
         """
-        sorted_out = _sort_out(events, start_ns, end_ns)
+        sorted_out = _sort_out(events, start_ns, end_ns, self._thread)
         whole = union((s, e) for s, e, phase in sorted_out.main if phase in _WHOLE)
-        operations = [each for each in sorted_out.operations if each.lane not in _CHECKPOINT_LANES]
+        operations = [each for each in sorted_out.operations if not _is_inside(each, whole)]
         under_way = union([*((e.start_ns, e.end_ns) for e in operations), *sorted_out.waits])
         active = difference(intersection(under_way, [(start_ns, end_ns)]), whole)
         waits = [*sorted_out.waits, *intersection(union(sorted_out.tails), active)]
@@ -190,33 +196,33 @@ class _SortedOut:
     counters: dict[str, float]
 
 
-def _sort_out(events: Iterable[tuple[Event, bool]], start_ns: int, end_ns: int) -> _SortedOut:
+def _sort_out(events: Iterable[Event], start_ns: int, end_ns: int, thread: int) -> _SortedOut:
     found = _SortedOut([], [], [], [], [], {})
-    for event, on_training_thread in events:
-        kind, name = event[0], event[1]
+    for event in events:
+        kind, name, _, _, _, start, end, value, _, whose = event
         if kind is not EventKind.SPAN:
             if kind is EventKind.COUNTER:
-                found.counters[name] = found.counters.get(name, 0.0) + event.value
+                found.counters[name] = found.counters.get(name, 0.0) + value
             continue
-        start, end = max(event[5], start_ns), min(event[6], end_ns)
+        start, end = max(start, start_ns), min(end, end_ns)
         if end <= start:
             continue
-        if name in (WAIT, TAIL):
-            (found.waits if name == WAIT else found.tails).append((start, end))
+        if whose == thread and (phase := PHASE_OF_SPAN.get(name)) is not None:
+            found.main.append((start, end, phase))
         elif name.startswith(_COMM):
-            _sort_operation(found, event, (start, end), on_training_thread)
-        elif on_training_thread:
-            phase = PHASE_OF_SPAN.get(name)
-            if phase is not None:
-                found.main.append((start, end, phase))
-        else:
+            _sort_operation(found, event, (start, end), whose == thread)
+        elif whose != thread:
             found.rows.append(event)
     return found
 
 
 def _sort_operation(found: _SortedOut, event: Event, clipped: Interval, on_training_thread: bool) -> None:
+    if event.name in (WAIT, TAIL):
+        if on_training_thread:
+            (found.waits if event.name == WAIT else found.tails).append(clipped)
+        return
     between_stages = event.lane in STAGE_LANES
-    if not between_stages:
+    if not between_stages and event.lane not in _CHECKPOINT_LANES:
         found.operations.append(event)
     if not on_training_thread:
         found.rows.append(event)
@@ -224,6 +230,10 @@ def _sort_operation(found: _SortedOut, event: Event, clipped: Interval, on_train
         found.main.append((*clipped, Phase.PIPELINE_IDLE))
     elif event.lane not in _CHECKPOINT_LANES:
         found.waits.append(clipped)
+
+
+def _is_inside(event: Event, whole: Sequence[Interval]) -> bool:
+    return any(start <= event.start_ns and event.end_ns <= end for start, end in whole)
 
 
 def _traffic(operations: Iterable[Event], active: Iterable[Interval], exposed: Iterable[Interval]) -> Traffic:

@@ -26,7 +26,7 @@ class Reason(str, enum.Enum):
     PLACEMENT = "placement"  # neighbours in the ring sit on different hosts
     NO_OVERLAP = "no_overlap"  # nothing is sent while backward computes
     SMALL_BUCKETS = "small_buckets"  # latency, not bandwidth
-    SLOW_LINK = "slow_link"  # one host's link is slower than the others'
+    SLOW_LINK = "slow_link"  # a link carries less than before, or far less than its nominal rate
     VOLUME = "volume"  # more bytes than the link carries in the time of a step
 
 
@@ -41,7 +41,8 @@ class Finding:
         summary: One sentence with the figures.
         evidence: What was seen, a sentence each.
         advice: What to change, by the option's name, a sentence each.
-        speedup_at_most: By Amdahl's law, how many times faster steps are at most without it.
+        speedup_at_most: By Amdahl's law, how many times faster steps are at most without it; for
+            :attr:`Cause.COMPUTE_BOUND` without all the rest.
         reason: Behind :attr:`Cause.COMMUNICATION`.
         ranks: Whom it concerns; empty: all.
         since_step: First step that shows it; ``None``: from the start.

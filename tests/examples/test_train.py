@@ -30,6 +30,7 @@ SHORT = [
     "trainer=debug",
     "trainer.devices=2",
     "trainer.logger=true",
+    "monitor=off",
     "sample_bytes=8",
     "name=t",
 ]

@@ -36,7 +36,7 @@ _FLAGS = (
 )
 _READS, _WRITES = 3, 4  # the descriptors that the browser speaks on
 
-# Counts the colours of a picture; in the page, as Python has no decoder of its own.
+# Counts the colours of a picture; in a page, as Python has no decoder of its own.
 _COUNT_COLOURS = """(async () => {
   const picture = await createImageBitmap(await (await fetch("data:image/png;base64,%s")).blob());
   const canvas = new OffscreenCanvas(picture.width, picture.height), context = canvas.getContext("2d");
@@ -123,6 +123,16 @@ class Browser:
         finally:
             del self._pages[session]
             self.call("Target.closeTarget", targetId=target)
+
+    def colours(self, png: bytes) -> Counter[str]:
+        """How many pixels of a picture have which colour, ``#rrggbb``."""
+        with self.page() as blank:
+            found = blank.evaluate(_COUNT_COLOURS % base64.b64encode(png).decode())
+        counts: Counter[str] = Counter()
+        for pixel, count in found.items():
+            red, green, blue, _ = int(pixel).to_bytes(4, "little")
+            counts[f"#{red:02x}{green:02x}{blue:02x}"] += count
+        return counts
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         """One command; what comes in meanwhile goes to its page."""
@@ -231,15 +241,6 @@ class Page:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
             options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
         return base64.b64decode(self.call("Page.captureScreenshot", **options)["data"])
-
-    def colours(self, png: bytes) -> Counter[str]:
-        """How many pixels of a picture have which colour, ``#rrggbb``."""
-        found = self.evaluate(_COUNT_COLOURS % base64.b64encode(png).decode())
-        counts: Counter[str] = Counter()
-        for pixel, count in found.items():
-            red, green, blue, _ = int(pixel).to_bytes(4, "little")
-            counts[f"#{red:02x}{green:02x}{blue:02x}"] += count
-        return counts
 
 
 def _high(descriptor: int) -> int:

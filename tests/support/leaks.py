@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -181,16 +181,33 @@ def open_descriptors() -> dict[int, str]:
 
 
 def _used_by_strangers(paths: list[str]) -> set[str]:
-    """Those of the files that processes which do not descend from this one have mapped or open."""
+    """Those of the files that processes which do not descend from this one have mapped or open.
+
+    By what the file is, not by its path: who makes a semaphore maps it under another name before it has its own.
+    """
     ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    wanted, found = set(paths), set()
+    wanted: dict[tuple[int, int], str] = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            wanted[_identity(os.stat(path))] = path
+    found = set()
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) in ours:
-            continue
-        with contextlib.suppress(OSError):
-            maps = Path("/proc", entry, "maps").read_text()
-            found |= {path for path in wanted if path in maps}
-            for number in os.listdir(f"/proc/{entry}/fd"):
-                with contextlib.suppress(OSError):
-                    found |= {os.readlink(f"/proc/{entry}/fd/{number}")} & wanted
+        if entry.isdigit() and int(entry) not in ours:
+            with contextlib.suppress(OSError):
+                found |= {wanted[used] for used in _used_by(entry) if used in wanted}
     return found
+
+
+def _used_by(pid: str) -> Iterator[tuple[int, int]]:
+    """Device and inode of each file that a process has mapped or open."""
+    for line in Path("/proc", pid, "maps").read_text().splitlines():
+        device, inode = line.split(maxsplit=5)[3:5]
+        major, minor = (int(part, 16) for part in device.split(":"))
+        yield os.makedev(major, minor), int(inode)
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            yield _identity(os.stat(f"/proc/{pid}/fd/{number}"))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

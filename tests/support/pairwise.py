@@ -37,7 +37,7 @@ def cover(groups: Mapping[str, Sequence[str]], refused: Collection[Pair] = ()) -
         row = _complete(dict(missing[0]), groups, open_pairs, refused)
         if row is None:
             raise ValueError(f"{dict(missing[0])} goes with no option of some group")
-        rows.append(row)
+        rows.append({group: row[group] for group in groups})  # in this order: that of a set differs between processes
         covered = {pair(*options) for options in itertools.combinations(row.items(), 2)}
         missing = [p for p in missing if p not in covered]
     return rows

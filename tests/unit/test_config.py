@@ -31,6 +31,7 @@ PRESETS: dict[str, tuple[type, dict[str, Any]]] = {
     "sync": (SyncConfig, config.SYNC_PRESETS),
     "topology": (TopologyConfig, config.TOPOLOGY_PRESETS),
     "recompute": (RecomputeConfig, config.RECOMPUTE_PRESETS),
+    "monitor": (config.MonitorConfig, config.MONITOR_PRESETS),
 }
 
 
@@ -147,7 +148,7 @@ def test_every_option_has_a_comment(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "group", ["parallel", "sync", "topology", "data", "model", "optimizer", "trainer", "checkpoint"]
+    "group", ["parallel", "sync", "topology", "data", "model", "optimizer", "trainer", "checkpoint", "monitor"]
 )
 def test_one_file_of_each_group_shows_every_option(group: str) -> None:
     shown = [_keys(OmegaConf.load(path)) for path in _files_with_all_options() if path.parent.name == group]
@@ -212,6 +213,11 @@ def test_wrong_option_lists_the_right_ones() -> None:
         ("checkpoint.mode=half", "allowed: full, sharded, async_sharded, off"),
         ("checkpoint.save_top_k=3", "needs checkpoint.monitor"),
         ("checkpoint.every=never", "allowed: steps, auto"),
+        ("monitor.spans_every=0", "at least 1"),
+        ("monitor.interval_s=0", "monitor.interval_s=0 seconds"),
+        ("monitor.heartbeat_timeout_s=2", "three beats"),
+        ("monitor.prometheus_port=70000", "between 1 and 65535"),
+        ("monitor.prometheus_host=0.0.0.0", "give a port"),
         ("checkpoint.every=auto", "needs checkpoint.mtbf_h"),
         ("checkpoint.mtbf_h=200", "write checkpoint.every=auto, or leave it out"),
         ("checkpoint.mtbf_h=0", "checkpoint.mtbf_h=0: must be at least 0.001"),
@@ -284,7 +290,7 @@ def test_plans_are_names_or_mappings() -> None:
         ("+sync.chunk=1", "the options of sync are"),
         ("topology.probe.enable=1", "the options of topology.probe are: enabled, budget_s"),
         ("model.heads=1", "n_head.*n_hidden"),
-        ("monitor=full", "monitor is unknown; the options of the run are: name, seed"),
+        ("elastic=full", "elastic is unknown; the options of the run are: name, seed"),
         ("sync.timeout=1", "Did you mean timeout_s?"),
     ],
 )

@@ -21,7 +21,9 @@ def test_spans_are_stamped_with_step_rank_and_lane() -> None:
     start_ns = events.clock_ns()
     events.span("comm.cross", start_ns, lane="cross", bucket=2)
     (event,) = events.snapshot()
-    assert event == Event(EventKind.SPAN, "comm.cross", 7, 3, "cross", 1000, 1010, 0.0, {"bucket": 2})
+    assert event == Event(
+        EventKind.SPAN, "comm.cross", 7, 3, "cross", 1000, 1010, 0.0, {"bucket": 2}, threading.get_ident()
+    )
     assert event.duration_s == pytest.approx(10e-9)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lightning_dist.laws import amdahl_limit
-from lightning_dist.monitor.diagnosis import compute_bound
+from lightning_dist.monitor.diagnosis.causes import compute_bound
 from lightning_dist.monitor.diagnosis.changes import without_shift
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence

@@ -18,12 +18,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_dist.monitor.diagnosis.stragglers import Stragglers, stragglers_of
 from lightning_dist.monitor.diagnosis.window import Floats, TrafficTable, Window
+from lightning_dist.monitor.diagnosis.wording import percent
 from lightning_dist.monitor.record import Phase, RunRecord, Sample
 from lightning_dist.topology.hierarchy import PlacementCost, placement_cost
 from lightning_dist.topology.spec import Cluster
@@ -93,6 +94,11 @@ class Evidence:
             sharing *= size or 1
         return max(self.world_size // sharing, 1)
 
+    @cached_property
+    def has_several_hosts(self) -> bool:
+        """Whether anything crosses a network."""
+        return len({record.header.host for record in self.record.ranks.values()}) > 1
+
     def option(self, name: str) -> Any:
         """An option of the run; ``None``: unknown."""
         return self.record.facts.options.get(name)
@@ -145,12 +151,12 @@ class Evidence:
         means = self.mean_by_rank(metric)
         return sum(means.values()) / len(means) if means else None
 
-    def series(self, metric: str) -> dict[int, Floats]:
-        """Values of a metric, by the rank that sampled it."""
-        return {
-            rank: np.array([sample.value for sample in samples], dtype=np.float64)
-            for rank, samples in self._samples.get(metric, {}).items()
-        }
+    def curves(self, metric: str) -> list[tuple[Floats, Floats]]:
+        """Seconds of the day and values of a metric, for each rank that sampled it."""
+        return [
+            (np.array([sample.wall_ns / 1e9 for sample in samples]), np.array([sample.value for sample in samples]))
+            for samples in self._samples.get(metric, {}).values()
+        ]
 
     @cached_property
     def heartbeat_timeouts(self) -> dict[int, int]:
@@ -163,20 +169,15 @@ class Evidence:
         return {rank: count for rank, count in gained.items() if count > 0}
 
     @cached_property
-    def resent_share(self) -> tuple[float, str] | None:
-        """Of the TCP segments sent, what was sent again, on the worst host; and which host that is."""
-        resent, sent = self.mean_by_rank("tcp_retransmits"), self.mean_by_rank("tcp_sent_segments")
-        shares = [
-            (resent[rank] / sent[rank], self.record.ranks[rank].header.host)
-            for rank in resent
+    def resent(self) -> Resent | None:
+        """What the host that sends most TCP segments again does; ``None``: not sampled."""
+        again, sent = self.mean_by_rank("tcp_retransmits"), self.mean_by_rank("tcp_sent_segments")
+        found = [
+            Resent(again[rank] / sent[rank], again[rank], self.record.ranks[rank].header.host)
+            for rank in again
             if sent.get(rank, 0.0) > 0
         ]
-        return max(shares, default=None)
-
-    @cached_property
-    def resent_per_s(self) -> float | None:
-        """Segments sent again a second, on the worst host."""
-        return max(self.mean_by_rank("tcp_retransmits").values(), default=None)
+        return max(found, default=None)
 
     # Data.
 
@@ -212,6 +213,25 @@ class Evidence:
             return None
         busy = self.traffic.total_s / float(self.window.step_s.mean())
         return max(rates.values()) / min(max(busy, 1e-9), 1.0)
+
+
+class Resent(NamedTuple):
+    """TCP segments that a host sends again.
+
+    Attributes:
+        share: Of those it sends.
+        per_s: How many a second.
+        host: Which.
+    """
+
+    share: float
+    per_s: float
+    host: str
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return f"Host {self.host} sends {percent(self.share)} of its TCP segments again, {self.per_s:.3g} a second."
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_dist.monitor.diagnosis import (
+from lightning_dist.monitor.diagnosis.causes import (
     checkpoint,
     communication,
     data_pipeline,
@@ -59,8 +59,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.COMMUNICATION,
         communication.claim,
-        0.15,
-        "the last bucket cannot be hidden, and small models on CPUs pay some milliseconds of latency",
+        0.12,
+        "the last bucket cannot be hidden: it costs healthy runs of small models up to a tenth of a step",
     ),
     Rule(
         Cause.STRAGGLER,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from lightning_dist.monitor.diagnosis.evidence import Evidence
-from lightning_dist.monitor.diagnosis.window import Floats
 from lightning_dist.monitor.diagnosis.wording import percent
+from lightning_dist.monitor.saw_tooth import saw_tooth
 
 BUSY = 0.9  # of the time; NVML counts an interval as busy if any kernel ran in it, so below this ranks wait
-SWING = 0.4  # between the low and the high values, as a share of full use
-CROSSINGS = 0.2  # of the samples: a saw-tooth goes up or down at least every fifth
-FEWEST = 10  # samples, below which a shape is not told
+SAW_TOOTH = 0.4  # of the score of a regular swing down to nothing: half as deep, or half as regular, is one still
 
 
 @dataclass(frozen=True)
@@ -44,25 +40,15 @@ class Utilisation:
 
 
 def utilisation_of(evidence: Evidence) -> Utilisation | None:
-    """What was sampled of it; ``None``: nothing."""
-    for metric, of_gpu in (("gpu_utilisation", True), ("cpu_utilisation", False)):
-        series = evidence.series(metric)
-        if series:
-            mean = float(np.mean([values.mean() for values in series.values()]))
-            toothed = sum(is_saw_tooth(values) for values in series.values())
-            return Utilisation(of_gpu, mean, 2 * toothed > len(series))
-    return None
+    """What was sampled of it; ``None``: nothing.
 
-
-def is_saw_tooth(values: Floats) -> bool:
-    """Whether utilisation goes to and fro between two levels, often.
-
-    The levels are the 10th and 90th percentile; the shape is a saw-tooth if they lie :data:`SWING` apart and the series
-    crosses their middle in at least :data:`CROSSINGS` of its samples. Samples are about a second apart: what goes up
-    and down within a step is averaged out, and the phases tell it.
+    Samples are about a second apart: what goes up and down within a step is averaged out, and the phases tell it.
     """
-    if len(values) < FEWEST:
-        return False
-    low, high = (float(level) for level in np.percentile(values, (10, 90)))
-    above = values > (low + high) / 2
-    return high - low >= SWING and float(np.mean(above[1:] != above[:-1])) >= CROSSINGS
+    for metric, of_gpu in (("gpu_utilisation", True), ("cpu_utilisation", False)):
+        curves = evidence.curves(metric)
+        if curves:
+            mean = sum(float(values.mean()) for _, values in curves) / len(curves)
+            shapes = [saw_tooth(times.tolist(), values.tolist()) for times, values in curves]
+            toothed = sum(shape is not None and shape.score >= SAW_TOOTH for shape in shapes)
+            return Utilisation(of_gpu, mean, 2 * toothed > len(curves))
+    return None

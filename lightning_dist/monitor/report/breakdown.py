@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ def settled(steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
 
 def breakdown(rank: RankRecord) -> Breakdown | None:
     """The mean of a rank's settled steps; ``None`` if it has none."""
-    steps = [step for step in settled(rank.steps) if math.isfinite(step.duration_s)]
+    steps = settled(rank.steps)
     if not steps:
         return None
     tiers = dict.fromkeys(name for step in steps for name in step.tiers)
@@ -96,7 +95,7 @@ def apart(ranks: Sequence[Breakdown], *, at_most: int, always: Iterable[int] = (
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
+    known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,7 +41,7 @@ def course(record: RunRecord) -> list[Stretch]:
             end_s = (rank.header.wall_ns(step.end_ns) - start_ns) / 1e9
             ends[step.step] = max(end_s, ends.get(step.step, end_s))
             for phase, seconds in step.phases.items():
-                if seconds is not None and math.isfinite(seconds):
+                if seconds is not None:
                     of_step[phase] = of_step.get(phase, 0.0) + seconds
     steps = sorted(sums)
     found = []

@@ -12,6 +12,7 @@ from lightning_dist.monitor.record import RunRecord
 from lightning_dist.monitor.report.breakdown import apart, breakdowns
 from lightning_dist.monitor.report.charts_section import charts_section
 from lightning_dist.monitor.report.course import course
+from lightning_dist.monitor.report.finite import finite
 from lightning_dist.monitor.report.marks import marks_of
 from lightning_dist.monitor.report.markup import Markup, element, joined, json_inside
 from lightning_dist.monitor.report.payload import payload
@@ -52,6 +53,7 @@ def html_of(record: RunRecord, verdict: Verdict, *, step: int | None = None, pic
         step: The step to open the timeline at; ``None``: the average of all.
         pictures: To be shown too.
     """
+    record = finite(record)
     ranks = breakdowns(record)
     marks = marks_of(verdict)
     shown_ranks = apart(ranks, at_most=RANKS, always=marks)

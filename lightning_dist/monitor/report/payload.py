@@ -135,7 +135,9 @@ def _series(series: Series) -> dict[str, Any]:
 
 
 def _micro(seconds: float) -> float:
-    return _number(seconds * 1e6, 6)
+    """Microseconds; a tenth of one counts only where there are few."""
+    micro = seconds * 1e6
+    return round(micro) if abs(micro) >= 100 else _number(round(micro, 1))
 
 
 def _number(value: float, figures: int = 4) -> float:

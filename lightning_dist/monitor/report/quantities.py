@@ -29,9 +29,10 @@ def text(value: float | None, form: str) -> str:
     if form == "s":
         return _seconds(value)
     if form == SHARE:
-        return f"{value * 100:.3g} %" if abs(value) < 0.0995 else f"{value * 100:.0f} %"
+        return _share(value)
     if form == COUNT:
-        return f"{value:,.0f}" if float(value).is_integer() or 100 <= abs(value) < 1e6 else _scaled(value, "").strip()
+        whole = float(value).is_integer() or abs(value) >= 100
+        return f"{value:,.0f}" if whole and abs(value) < 1e6 else _scaled(value, "").strip()
     if form == "1/s":
         return _scaled(value, "/s")
     if form == "bytes":
@@ -52,6 +53,12 @@ def _seconds(value: float) -> str:
         return "0 s"
     factor, unit = next((factor, unit) for limit, factor, unit in _SECONDS if size >= limit)
     return f"{_figures(value * factor)} {unit}"
+
+
+def _share(value: float) -> str:
+    if 0 < abs(value) < 0.0005:
+        return "< 0.1 %" if value > 0 else "> -0.1 %"
+    return f"{value * 100:.{0 if value == 0 or abs(value) >= 0.0995 else 1}f} %"
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,9 +99,10 @@ def all_series(record: RunRecord, *, shown_ranks: Sequence[int]) -> list[Series]
             found.append(_series(name, metric, points, shown_ranks, of_steps=of_steps))
         elif metric.number:
             found.append(Series(name, metric.title, metric.number, _form(name, metric), why=_why(record, name)))
-    measured = {each.number for each in found if each.lines}
     # GPU and CPU utilisation share a number, as do the two times of a checkpoint: one that is measured stands for both.
-    return [each for each in found if each.lines or each.number not in measured]
+    stands = {each.number: each for each in reversed(found) if not each.lines}
+    stands |= {each.number: each for each in found if each.lines}
+    return [each for each in found if each.lines or stands[each.number] is each]
 
 
 def _form(name: str, metric: Metric) -> str:
@@ -130,7 +130,14 @@ def _series(
 
 
 def _thinned(points: Sequence[Point], room: int) -> tuple[Point, ...]:
-    return tuple(points[index] for index in keep_extremes([point.value for point in points], room))
+    """Without what lies between two of its own value, then without what is no extreme."""
+    last = len(points) - 1
+    bends = [
+        point
+        for index, point in enumerate(points)
+        if index in (0, last) or not points[index - 1].value == point.value == points[index + 1].value
+    ]
+    return tuple(bends[index] for index in keep_extremes([point.value for point in bends], room))
 
 
 def _band(points: Mapping[int, Sequence[Point]]) -> tuple[Stretch, ...]:
@@ -154,9 +161,8 @@ def _points_of_samples(record: RunRecord, start_ns: int) -> dict[str, dict[int, 
     found: dict[str, dict[int, list[Point]]] = {}
     for number, rank in record.ranks.items():
         for sample in rank.samples:
-            if math.isfinite(sample.value):
-                point = Point(sample.step, (sample.wall_ns - start_ns) / 1e9, sample.value)
-                found.setdefault(sample.metric, {}).setdefault(number, []).append(point)
+            point = Point(sample.step, (sample.wall_ns - start_ns) / 1e9, sample.value)
+            found.setdefault(sample.metric, {}).setdefault(number, []).append(point)
     return found
 
 
@@ -173,7 +179,7 @@ def _points_of_steps(record: RunRecord, start_ns: int, name: str) -> dict[int, l
 def _measured(rank: RankRecord, start_ns: int, measure: Callable[[StepRecord], float | None]) -> Iterable[Point]:
     for step in rank.steps:
         value = measure(step)
-        if value is not None and math.isfinite(value):
+        if value is not None:
             yield Point(step.step, (rank.header.wall_ns(step.end_ns) - start_ns) / 1e9, value)
 
 

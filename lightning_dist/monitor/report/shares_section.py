@@ -87,10 +87,8 @@ def _phases(ranks: Sequence[Breakdown]) -> Markup:
             cells = [
                 element("td", text(mean, "s"), class_="number"),
                 element("td", text(mean / step_s if step_s else None, SHARE), class_="number"),
-                element("td", f"{text(least[0], 's')} (rank {least[1]})", class_="number spare"),
-                element(
-                    "td", text(most[0], "s"), element("span", f" (rank {most[1]})", class_="spare"), class_="number"
-                ),
+                element("td", *_of_rank(*least), class_="number spare"),
+                element("td", *_of_rank(*most), class_="number"),
             ]
         rows.append(element("tr", element("th", swatch(phase.value), words.PHASES[phase], scope="row"), *cells))
     heads = (
@@ -102,6 +100,10 @@ def _phases(ranks: Sequence[Breakdown]) -> Markup:
     )
     head = element("tr", *(element("th", name, scope="col", class_=kind) for name, kind in heads))
     return element("table", element("thead", head), element("tbody", *rows), class_="plain")
+
+
+def _of_rank(seconds: float, rank: int) -> tuple[str, Markup | None]:
+    return text(seconds, "s"), element("span", f" (rank {rank})", class_="spare") if seconds else None
 
 
 def _why(ranks: Sequence[Breakdown], phase: Phase) -> str:

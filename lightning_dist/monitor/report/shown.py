@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from lightning_dist.monitor.report.extremes import spread_evenly
 from lightning_dist.monitor.report.rows import rows_of
 from lightning_dist.monitor.report.words import PHASES
 
-CELLS = 30_000  # boxes of steps without spans, all steps and ranks together
+CELLS = 16_000  # boxes of steps without spans, all steps and ranks together, about
+_CELLS_EACH = len(Phase) + 4  # of a rank's step: its phases, and what it communicates on two tiers
 BOXES = 24_000  # boxes of steps with spans
 LEAST_STEPS = 20
 SLOWEST = 5
@@ -109,7 +109,8 @@ def steps_of(record: RunRecord, ranks: Iterable[int], *, chosen: int | None = No
     steps = _gather(shown_ranks)
     notes = _notes(steps, chosen)
     order = [*notes, *(step for step in steps if steps[step].spans), *_evenly(steps, len(shown_ranks))]
-    found, room = {}, BOXES
+    found: dict[int, Shown] = {}
+    room = BOXES
     for step in dict.fromkeys(order):
         spans = steps[step].num_spans
         with_spans = 0 < spans <= room or (step == chosen and spans > 0)
@@ -120,7 +121,7 @@ def steps_of(record: RunRecord, ranks: Iterable[int], *, chosen: int | None = No
 
 
 def _most_steps(ranks: int) -> int:
-    return max(LEAST_STEPS, CELLS // (max(1, ranks) * len(Phase)))
+    return max(LEAST_STEPS, CELLS // (max(1, ranks) * _CELLS_EACH))
 
 
 def _evenly(steps: Mapping[int, _Step], ranks: int) -> list[int]:
@@ -132,8 +133,7 @@ def _gather(ranks: Mapping[int, RankRecord]) -> dict[int, _Step]:
     steps: dict[int, _Step] = {}
     for number, rank in ranks.items():
         for record in rank.steps:
-            if math.isfinite(record.duration_s) and record.duration_s >= 0:
-                steps.setdefault(record.step, _Step()).records[number] = record
+            steps.setdefault(record.step, _Step()).records[number] = record
         for span in rank.spans:
             if span.step in steps and number in steps[span.step].records:
                 steps[span.step].spans.setdefault(number, []).append(span)
@@ -223,7 +223,7 @@ def _rows_of_sums(
     boxes, at_s = [], start_s
     for phase in PHASES:
         length_s = phases.get(phase) or 0.0
-        if length_s > 0 and math.isfinite(length_s):
+        if length_s > 0:
             boxes.append(Box(phase.value, at_s, length_s))
             at_s += length_s
     rows = [Row(rank, MAIN, tuple(boxes))]

@@ -15,6 +15,7 @@ from lightning_dist.monitor.record import Phase, RunRecord
 from lightning_dist.monitor.report import words
 from lightning_dist.monitor.report.breakdown import Breakdown, apart, breakdowns, mean_of
 from lightning_dist.monitor.report.extremes import stretches_of
+from lightning_dist.monitor.report.finite import finite
 from lightning_dist.monitor.report.marks import marks_of
 from lightning_dist.monitor.report.quantities import SHARE, text
 from lightning_dist.monitor.report.series import Series, all_series
@@ -29,6 +30,7 @@ _LEAST_SHARE = 0.005  # phases smaller than this on all ranks have no column
 
 def render(record: RunRecord, verdict: Verdict) -> RenderableType:
     """All of it, for a ``rich`` console."""
+    record = finite(record)
     ranks = breakdowns(record)
     marks = marks_of(verdict)
     parts: list[RenderableType] = [of_verdict(verdict)]

@@ -8,13 +8,13 @@ lane that overlap go to threads of their own.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lightning_dist.monitor.record import METRICS, RankRecord, RunRecord, StepRecord
+from lightning_dist.monitor.report.finite import finite
 from lightning_dist.monitor.report.rows import rows_of
 from lightning_dist.monitor.report.shown import MAIN
 from lightning_dist.monitor.report.words import PHASES
@@ -24,10 +24,11 @@ _STEPS = 0  # the thread on which the steps lie; those of spans follow
 
 def events(record: RunRecord) -> Iterator[dict[str, Any]]:
     """All events, rank by rank; times count from the start of the first rank's record."""
+    record = finite(record)
     start_ns = min((rank.header.started_wall_ns for rank in record.ranks.values()), default=0)
     for _, rank in sorted(record.ranks.items()):
         yield from _names(rank)
-        yield from (_step(rank, step, start_ns) for step in rank.steps if math.isfinite(step.duration_s))
+        yield from (_step(rank, step, start_ns) for step in rank.steps)
         yield from _spans(rank, start_ns)
         yield from _counters(rank, start_ns)
 
@@ -69,7 +70,7 @@ def _step(rank: RankRecord, step: StepRecord, start_ns: int) -> dict[str, Any]:
     phases = {
         f"{title}, ms": round(seconds * 1e3, 4)
         for phase, title in PHASES.items()
-        if (seconds := step.phases.get(phase)) is not None and math.isfinite(seconds)
+        if (seconds := step.phases.get(phase)) is not None
     }
     counted = {"samples": step.samples, "tokens": step.tokens, "micro_batches": step.micro_batches}
     return {
@@ -109,12 +110,11 @@ def _spans(rank: RankRecord, start_ns: int) -> Iterator[dict[str, Any]]:
 
 def _counters(rank: RankRecord, start_ns: int) -> Iterator[dict[str, Any]]:
     for sample in rank.samples:
-        if math.isfinite(sample.value):
-            metric = METRICS.get(sample.metric)
-            yield {
-                "ph": "C",
-                "pid": rank.header.rank,
-                "name": metric.title if metric else sample.metric,
-                "ts": (sample.wall_ns - start_ns) / 1e3,
-                "args": {"value" if metric is None or metric.unit == "1" else metric.unit: sample.value},
-            }
+        metric = METRICS.get(sample.metric)
+        yield {
+            "ph": "C",
+            "pid": rank.header.rank,
+            "name": metric.title if metric else sample.metric,
+            "ts": (sample.wall_ns - start_ns) / 1e3,
+            "args": {"value" if metric is None or metric.unit == "1" else metric.unit: sample.value},
+        }

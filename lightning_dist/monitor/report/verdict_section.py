@@ -29,7 +29,7 @@ def _main(said: Verdict) -> Markup:
     assert finding is not None
     figures: list[tuple[str, str]] = [("of the step", text(finding.share, SHARE))]
     if words.gain(finding) is not None:
-        figures.append(("times faster without it, at most", f"{finding.speedup_at_most:.2f}"))
+        figures.append(("times faster without it, at most", words.times(finding.speedup_at_most)))
     figures.append(("confidence", words.confidence(finding)))
     if said.step_s is not None:
         figures.append((f"median of {counted(said.steps, 'step')}", text(said.step_s, "s")))

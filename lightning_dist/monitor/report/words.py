@@ -42,7 +42,7 @@ CAUSES: Mapping[Cause, str] = {
     Cause.IO_AMPLIFICATION: "Each rank reads all data",
     Cause.COMMUNICATION: "Communication is exposed",
     Cause.LOSSY_LINK: "A link loses segments",
-    Cause.STRAGGLER: "One rank holds the others up",
+    Cause.STRAGGLER: "Slow ranks hold the others up",
     Cause.PIPELINE_BUBBLE: "Pipeline stages idle",
     Cause.CHECKPOINT: "Checkpoints hold training up",
     Cause.HOST_BOUND: "The host holds the device up",
@@ -77,7 +77,12 @@ def gain(finding: Finding) -> str | None:
     """What fixing it gives at most; ``None`` where there is nothing to fix."""
     if finding.cause is Cause.COMPUTE_BOUND or finding.speedup_at_most <= 1.0:
         return None
-    return f"at most {finding.speedup_at_most:.2f} times faster without it (Amdahl's law)"
+    return f"at most {times(finding.speedup_at_most)} times faster without it (Amdahl's law)"
+
+
+def times(factor: float) -> str:
+    """A speedup; beyond 100 its size says nothing."""
+    return f"{factor:.2f}" if factor < 100 else "over 100"
 
 
 def headline(verdict: Verdict) -> str:
@@ -86,4 +91,4 @@ def headline(verdict: Verdict) -> str:
         return f"No verdict: {verdict.no_verdict or 'the data do not allow one'}"
     share = quantities.text(verdict.main.share, quantities.SHARE)
     said = gain(verdict.main)
-    return f"{title(verdict.main)}: {share} of the step" + (f"; {said}" if said else "")
+    return f"{title(verdict.main)}, {share} of the step" + (f"; {said}" if said else "")

@@ -11,8 +11,9 @@ from lightning_dist.monitor.record import Sample
 from lightning_dist.monitor.sampling.source import Source
 
 FINE = 4
-"""How often fine sources are read in an interval."""
+"""How often fine sources are read in an interval, unless that is short."""
 
+_LEAST_FINE_S = 0.05  # between two looks of fine sources that an interval does not ask for
 _INTERVALS_BEFORE_DOUBLING = 7200
 _LONGEST_S = 32.0  # to which the interval is doubled; a longer one that was asked for stays
 
@@ -28,7 +29,7 @@ class Sampler:
     Args:
         sources: By what they read; closed at the end.
         listeners: Called in the thread with each sample.
-        interval_s: How often, in seconds; fine sources four times as often.
+        interval_s: How often, in seconds; fine sources up to four times as often.
         steps: How many steps there were by now.
         say: Takes a sentence for the user; called once for each source and listener that fails.
     """
@@ -45,6 +46,7 @@ class Sampler:
         self._sources = dict(sources)
         self._listeners = list(listeners)
         self._interval_s = interval_s
+        self._fine = max(1, min(FINE, int(interval_s / _LEAST_FINE_S)))
         self._steps = steps
         self._say = say
         self._said: set[str] = set()
@@ -66,7 +68,7 @@ class Sampler:
         while True:
             is_last = self._ending.is_set()
             for name, source in self._sources.items():
-                if is_last or source.is_fine or ticks % FINE == 0:
+                if is_last or source.is_fine or ticks % self._fine == 0:
                     self._read(name, source)
             if is_last:
                 break
@@ -77,8 +79,8 @@ class Sampler:
             self._guarded(f"closing {name}", source.close)
 
     def _tick_s(self, ticks: int) -> float:
-        doublings = min(ticks // (FINE * _INTERVALS_BEFORE_DOUBLING), 30)
-        return min(self._interval_s * 2.0**doublings, max(_LONGEST_S, self._interval_s)) / FINE
+        doublings = min(ticks // (self._fine * _INTERVALS_BEFORE_DOUBLING), 30)
+        return min(self._interval_s * 2.0**doublings, max(_LONGEST_S, self._interval_s)) / self._fine
 
     def _read(self, name: str, source: Source) -> None:
         def read() -> None:

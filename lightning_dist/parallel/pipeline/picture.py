@@ -14,14 +14,13 @@ WORDS = {
     BACKWARD_INPUT: "backward, gradients of inputs",
     BACKWARD_WEIGHT: "backward, gradients of weights",
 }
-_WIDTH, _ROW, _LABEL, _TOP = 1100, 34, 130, 24
+_WIDTH, _ROW, _LABEL, _TOP, _KEYS, _KEY = 1100, 34, 130, 24, 26, 220
 
 _STYLE = (
     "body{font-family:system-ui,sans-serif;margin:2em;color:#222}table{border-collapse:collapse}"
     "td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}"
     "td:first-child,th:first-child{text-align:left}"
     "svg text{font-size:11px;fill:#222}.n{fill:#fff;font-size:9px;text-anchor:middle}"
-    ".key{display:inline-block;width:1em;height:1em;margin:0 .4em 0 1.2em;vertical-align:-.15em}"
 )
 
 
@@ -32,15 +31,10 @@ def draw(report: PipelineReport) -> str:
         for rank, stages, idle in zip(report.ranks, report.stages, report.idle_shares, strict=True)
     )
     title = html.escape(f"Pipeline: {report.schedule}, {report.micro_batches} micro-batches")
-    keys = "".join(
-        f'<span class="key" style="background:{COLOURS[kind]}"></span>{WORDS[kind]}'
-        for kind in COLOURS
-        if any(slot.action.kind == kind for row in report.typical.rows for slot in row)
-    )
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1><p>A typical step of "
-        f"{report.typical.length_s * 1e3:.1f} ms; white is idle. Numbers are micro-batches.{keys}</p>{_svg(report)}"
+        f"{report.typical.length_s * 1e3:.1f} ms; white is idle. Numbers are micro-batches.</p>{svg(report)}"
         f"<h2>Idle share</h2><table><tr><th>of</th><th>idle</th></tr>{rows}"
         f"<tr><td>mean</td><td>{report.idle_share:.1%}</td></tr>"
         f"<tr><td>formula (P-1)/(VM+P-1)</td><td>{report.formula:.1%}</td></tr>"
@@ -49,7 +43,8 @@ def draw(report: PipelineReport) -> str:
     )
 
 
-def _svg(report: PipelineReport) -> str:
+def svg(report: PipelineReport) -> str:
+    """The picture alone, with the key to its colours, for pages of others; the style of its text is theirs."""
     timeline = report.typical
     scale = (_WIDTH - _LABEL) / timeline.length_s if timeline.length_s else 0.0
     parts = []
@@ -61,9 +56,19 @@ def _svg(report: PipelineReport) -> str:
             f'<rect x="{_LABEL}" y="{top}" width="{_WIDTH - _LABEL}" height="{_ROW - 6}" fill="none" stroke="#ccc"/>'
         )
         parts += [_box(slot, top, scale) for slot in row]
-    height = _TOP + len(timeline.rows) * _ROW
+    bottom = _TOP + len(timeline.rows) * _ROW
     ends = f'<text x="{_LABEL}" y="14">0</text><text x="{_WIDTH - 60}" y="14">{timeline.length_s * 1e3:.1f} ms</text>'
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" width="100%" role="img">{ends}{"".join(parts)}</svg>'
+    drawn = f"{ends}{''.join(parts)}{_keys(report, bottom)}"
+    return f'<svg viewBox="0 0 {_WIDTH} {bottom + _KEYS}" width="100%" role="img">{drawn}</svg>'
+
+
+def _keys(report: PipelineReport, top: int) -> str:
+    used = [kind for kind in COLOURS if any(slot.action.kind == kind for row in report.typical.rows for slot in row)]
+    return "".join(
+        f'<rect x="{_LABEL + number * _KEY}" y="{top + 8}" width="11" height="11" fill="{COLOURS[kind]}"/>'
+        f'<text x="{_LABEL + number * _KEY + 16}" y="{top + 17}">{WORDS[kind]}</text>'
+        for number, kind in enumerate(used)
+    )
 
 
 def _box(slot: Slot, top: int, scale: float) -> str:

@@ -7,9 +7,9 @@ message's latency, so that every rank gives its times relative to it.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_dist.events import Event
 from lightning_dist.laws import pipeline_bubble
@@ -89,7 +89,46 @@ class PipelineReport:
                 {"rank": rank, "stages": list(stages), "idle_share": idle}
                 for rank, stages, idle in zip(self.ranks, self.stages, self.idle_shares, strict=True)
             ],
+            "typical": {
+                "length_s": self.typical.length_s,
+                "rows": [
+                    [[*slot.action, round(slot.start_s, 7), round(slot.end_s, 7)] for slot in row]
+                    for row in self.typical.rows
+                ],
+            },
         }
+
+    @classmethod
+    def from_dict(cls, numbers: Mapping[str, Any]) -> PipelineReport | None:
+        """What :meth:`as_dict` gave; ``None`` if it is of a version that left the typical step out.
+
+        Raises:
+            ValueError, KeyError, TypeError: It is something else.
+        """
+        if "typical" not in numbers:
+            return None
+        rows = tuple(tuple(_slot(slot) for slot in row) for row in numbers["typical"]["rows"])
+        ranks = numbers["ranks"]
+        if not ranks or len(rows) != len(ranks):
+            raise ValueError(f"there are {len(ranks)} ranks, and rows of {len(rows)}")
+        return cls(
+            schedule=str(numbers["schedule"]),
+            stages=tuple(tuple(map(int, each["stages"])) for each in ranks),
+            ranks=tuple(int(each["rank"]) for each in ranks),
+            micro_batches=int(numbers["micro_batches"]),
+            idle_shares=tuple(float(each["idle_share"]) for each in ranks),
+            formula=float(numbers["idle_share_by_formula"]),
+            predicted=float(numbers["idle_share_predicted"]),
+            batches=int(numbers["batches"]),
+            typical=Timeline(rows, float(numbers["typical"]["length_s"])),
+        )
+
+
+def _slot(said: Sequence[Any]) -> Slot:
+    kind, stage, micro_batch, start_s, end_s = said
+    if kind not in KINDS:
+        raise ValueError(f"a piece of work is one of {', '.join(KINDS)}, got {kind!r}")
+    return Slot(Action(kind, int(stage), int(micro_batch)), float(start_s), float(end_s))
 
 
 def own_batches(events: Iterable[Event]) -> list[OwnBatch]:

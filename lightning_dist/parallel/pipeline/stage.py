@@ -351,7 +351,7 @@ class LayerStage:
     def _working(self, kind: str, chunk: int) -> Iterator[None]:
         """Record a piece of work, and say where an error was."""
         try:
-            with self._events.measure(f"pipeline.{kind}", stage=self.stage_index, micro_batch=chunk):
+            with self._events.measure_work(f"pipeline.{kind}", stage=self.stage_index, micro_batch=chunk):
                 yield
         except CollectiveError:
             raise

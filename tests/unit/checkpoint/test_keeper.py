@@ -251,7 +251,7 @@ def test_it_listens_where_it_was_told_and_nowhere_else(keeper: Keeper) -> None:
     ]
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(200), bytes(32)])
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(range(200)), bytes(32)])
 def test_strangers_do_no_harm(keeper: Keeper, said: bytes) -> None:
     port = keeper.listen("127.0.0.1")
     with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:

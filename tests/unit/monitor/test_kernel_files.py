@@ -216,7 +216,7 @@ BURN = "import time\nwhile time.process_time() < 0.5: pass"
 def test_what_a_reader_does_counts_once_also_when_it_has_ended(
     make: Callable[[RankProcesses], ReadSource | CpuSource], code: str, least: float
 ) -> None:
-    source = make(RankProcesses(environ=lambda: {}))
+    source = make(RankProcesses(environ=dict))
     source.read(0)
     reader = _start(code)
     try:

@@ -110,29 +110,43 @@ def test_what_is_exempt_is_no_leak() -> None:
         os.close(writing)
 
 
-def test_shared_memory_that_a_stranger_uses_is_not_ours(tmp_path: Path) -> None:
+STRANGERS = {
+    "open": "file = open(path, 'w')",
+    # as the C library makes a semaphore
+    "mapped under another name": (
+        "file = open(path + '-first', 'w+b')\nfile.truncate(32)\nmapped = mmap.mmap(file.fileno(), 32)\nfile.close()\n"
+        "os.link(path + '-first', path)\nos.unlink(path + '-first')"
+    ),
+}
+
+
+@pytest.mark.parametrize("use", STRANGERS.values(), ids=STRANGERS)
+def test_shared_memory_that_a_stranger_uses_is_not_ours(use: str) -> None:
     before = Snapshot.take()
     path = Path("/dev/shm", f"stranger-{os.getpid()}")
-    path.touch()
     # a grandchild whose parent is gone does not descend from this process
     script = (
-        f"import os, signal; f = open({str(path)!r})\nif os.fork() == 0:\n    print('open', flush=True); signal.pause()"
+        f"import mmap, os, signal\npath = {str(path)!r}\n{use}\n"
+        "if os.fork() == 0:\n    print('used', flush=True)\n    signal.pause()"
     )
     try:
         with FreshRanks.local(["-c", script], world_size=1) as ranks:
-            ranks.wait_for_output(0, "open", deadline_s=30)
+            ranks.wait_for_output(0, "used", deadline_s=30)
             ranks.wait(deadline_s=30)
-            assert not any("/dev/shm" in leak for leak in before.leaks(grace_s=0.0, files=True))
+            assert path.exists()
+            assert not any(str(path) in leak for leak in before.leaks(grace_s=0.0, files=True))
+        assert any(str(path) in leak for leak in before.leaks(grace_s=0.0, files=True))
     finally:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
-def run_pytest(test_file: Path, env: dict[str, str] | None = None) -> FreshResult:
-    options = ["-c", str(REPO_ROOT / "pytest.ini"), "--rootdir", str(test_file.parent), "-p", "no:cacheprovider"]
+def run_pytest(test_file: Path, *more: str, env: dict[str, str] | None = None) -> FreshResult:
+    options = [*more, "-c", str(REPO_ROOT / "pytest.ini"), "--rootdir", str(test_file.parent), "-p", "no:cacheprovider"]
     return run_script(["-m", "pytest", "-p", "tests.conftest", *options, str(test_file)], env=env)
 
 
-def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lanes", [0, 1])
+def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path, lanes: int) -> None:
     test_file = tmp_path / "test_leaking.py"
     test_file.write_text(
         "import os, subprocess\n"
@@ -141,7 +155,7 @@ def test_the_session_fails_a_leaking_test_and_a_leaking_session(tmp_path: Path) 
         "def test_orphan():\n"
         "    subprocess.run(['sh', '-c', 'sleep 1000 > /dev/null 2>&1 &'], check=True)\n"
     )
-    result = run_pytest(test_file)
+    result = run_pytest(test_file, f"-n{lanes}", "--dist=worksteal")
     assert result.returncode == 1, result.output
     assert "3 passed, 1 error" in result.stdout, result.output
     assert "LEFT was None, is '1'" in result.stdout
@@ -154,9 +168,9 @@ def test_multihost_tests_are_skipped_with_the_reason_or_fail_where_required(tmp_
     test_file = tmp_path / "test_hosts.py"
     test_file.write_text("import pytest\n@pytest.mark.multihost\ndef test_hosts():\n    pass\n")
     without_iproute2 = {"PATH": str(tmp_path)}
-    skipped = run_pytest(test_file, without_iproute2)
+    skipped = run_pytest(test_file, env=without_iproute2)
     assert "1 skipped" in skipped.stdout, skipped.output
     assert "network namespaces need" in skipped.stdout
-    failed = run_pytest(test_file, {**without_iproute2, "HIERDIST_REQUIRE_MULTIHOST": "1"})
+    failed = run_pytest(test_file, env={**without_iproute2, "HIERDIST_REQUIRE_MULTIHOST": "1"})
     assert failed.returncode == 1
     assert "HIERDIST_REQUIRE_MULTIHOST=1 forbids to skip" in failed.stdout, failed.output

@@ -25,11 +25,19 @@ function seconds(value) {
   return size >= 0.9995e-3 ? `${figures(value * 1e3)} ms` : `${figures(value * 1e6)} µs`;
 }
 
+function share(value) {
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
+  return `${(value * 100).toFixed(value === 0 || Math.abs(value) >= 0.0995 ? 0 : 1)} %`;
+}
+
 function said(value, form) {
   switch (form) {
     case "s": return seconds(value);
-    case "share": return `${Math.abs(value) < 0.0995 ? Number((value * 100).toPrecision(3)) : Math.round(value * 100)} %`;
-    case "count": return Number.isInteger(value) ? value.toLocaleString("en") : scaled(value, "").trim();
+    case "share": return share(value);
+    case "count": {
+      const whole = (Number.isInteger(value) || Math.abs(value) >= 100) && Math.abs(value) < 1e6;
+      return whole ? Math.round(value).toLocaleString("en") : scaled(value, "").trim();
+    }
     case "1/s": return scaled(value, "/s");
     case "bytes": return scaled(value, "B");
     case "bytes/s": return scaled(value, "B/s");

@@ -128,10 +128,10 @@ function timeline() {
     chosen = { row, box };
     const { rank, lane, boxes: all } = rows[row];
     const [title] = data.names[all[box + 2]];
-    const share = step().us ? all[box + 1] / step().us : 0;
+    const part = step().us ? all[box + 1] / step().us : 0;
     output.textContent =
       `Rank ${rank}${lane === "main" ? "" : `, ${lane}`}: ${title}, ${seconds(all[box + 1] / 1e6)} ` +
-      `(${said(share, "share")}), from ${seconds(all[box] / 1e6)}`;
+      `(${share(part)}), from ${seconds(all[box] / 1e6)}`;
     draw();
   }
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from lightning_dist.monitor.diagnosis import diagnose
+from lightning_dist.monitor.diagnosis.rules import RULES
 from lightning_dist.monitor.record import Phase
 from lightning_dist.monitor.verdict import Cause, Finding, Reason
 from tests.support.monitored import CYCLIC, MB, Model, Slow
@@ -107,6 +108,25 @@ def test_cause_is_named_with_its_share(name: str, noise: float) -> None:
 def test_nothing_else_is_named(name: str) -> None:
     model, _, _, _ = CAUSES[name]
     assert diagnose(model.record()).others == ()
+
+
+def test_every_cause_has_one_rule_with_its_reason() -> None:
+    causes = [rule.cause for rule in RULES]
+    assert sorted([*causes, Cause.COMPUTE_BOUND]) == sorted(Cause)
+    assert all(0 < rule.threshold < 0.5 and rule.because for rule in RULES)
+
+
+def test_one_host_has_no_link() -> None:
+    main = _main(Model(hosts="aaaa", slower_from=50, slower=8.0))
+    assert (main.cause, main.reason) == (Cause.COMMUNICATION, Reason.VOLUME)
+    assert "ranks of a host" in main.summary
+
+
+def test_a_full_link_is_not_a_lossy_one() -> None:
+    """Streams that fill a queue make it drop: that is mentioned, and is no cause."""
+    main = _main(Model(communication_s=0.06, resent={"a": 0.008}))
+    assert main.cause is Cause.COMMUNICATION
+    assert any("0.8% of its TCP segments" in line for line in main.evidence)
 
 
 def test_causes_have_distinct_advice() -> None:
@@ -215,7 +235,7 @@ def test_a_busy_gpu_speaks_against_waiting() -> None:
     waiting = Model(times_s={Phase.DATA_WAIT: 0.03})
     doubted = dataclasses.replace(waiting, metrics={"gpu_utilisation": 0.99})
     assert _main(doubted).confidence < _main(waiting).confidence
-    saw_tooth = dataclasses.replace(waiting, metrics={"gpu_utilisation": (0.1, 0.95)})
+    saw_tooth = dataclasses.replace(waiting, metrics={"gpu_utilisation": (0.95, 0.9, 0.1, 0.1)})
     assert "saw-tooth" in _main(saw_tooth).evidence[0]
     assert _main(saw_tooth).confidence == _main(waiting).confidence
 

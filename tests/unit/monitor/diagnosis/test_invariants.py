@@ -90,7 +90,7 @@ def records(draw: st.DrawFn) -> RunRecord:
 
 
 @given(records())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_record_has_a_verdict_or_a_reason(record: RunRecord) -> None:
     verdict = diagnose(record)
     assert (verdict.main is None) == (verdict.no_verdict is not None)
@@ -118,7 +118,7 @@ MODELS = st.builds(
 
 
 @given(MODELS, st.permutations(range(4)))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_order_in_which_ranks_are_read_does_not_matter(model: Model, order: list[int]) -> None:
     record = model.record()
     shuffled = RunRecord(record.facts, {rank: record.ranks[rank] for rank in order})
@@ -126,14 +126,14 @@ def test_order_in_which_ranks_are_read_does_not_matter(model: Model, order: list
 
 
 @given(MODELS, st.lists(st.integers(-(10**15), 10**15), min_size=4, max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_clocks_need_not_agree(model: Model, offsets: list[int]) -> None:
     record = model.record()
     assert diagnose(_shifted(record, offsets)) == diagnose(record)
 
 
 @given(MODELS, st.sampled_from([1 / 64, 8.0, 128.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_shares_do_not_depend_on_the_speed_of_the_machine(model: Model, factor: float) -> None:
     """A machine that is slower in all is slow for the same cause; what is judged in seconds is left out."""
     record = model.record()

@@ -80,7 +80,7 @@ def test_time_that_is_spread_has_no_main_cause() -> None:
                 Phase.OPTIMIZER: 0.004,
                 Phase.OTHER: 0.004,
             },
-            communication_s=0.011,
+            communication_s=0.0098,
             idle_s=0.005,
         ).record()
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_dist.monitor.diagnosis import exposed, lossy_link
+from lightning_dist.monitor.diagnosis.causes import exposed, lossy_link
 from lightning_dist.monitor.diagnosis.changes import Shift, shift_of
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence, Traffic
@@ -13,8 +13,8 @@ from lightning_dist.monitor.diagnosis.wording import rate, seconds, size
 from lightning_dist.monitor.record import Phase
 from lightning_dist.monitor.verdict import Reason
 
-# At 10 Gbit/s and 0.1 ms, TCP between hosts, a message of 128 KiB takes as long for its latency as for its bytes.
-SMALL_BYTES = 128 * 1024
+# At 1 Gbit/s and 0.25 ms, or 10 Gbit/s and 25 us, a message of 32 KiB takes as long for its latency as for its bytes.
+SMALL_BYTES = 32 * 1024
 MANY_OPERATIONS = 8  # a step: fewer cannot be joined to much effect
 HIDDEN = 0.2  # of what could be hidden; an overlap that works hides most of it
 HIDEABLE = 0.5  # of the exposed time: that much compute must be there for overlap to matter
@@ -115,6 +115,8 @@ def _no_overlap(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
 
 def _slow_link(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
     """A link that carries less than it should, or than before."""
+    if not evidence.has_several_hosts:
+        return None
     lines = []
     shift = _degraded(evidence)
     since = None
@@ -143,6 +145,17 @@ def _slow_link(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
 
 def _volume(evidence: Evidence, traffic: Traffic | None) -> _Behind:
     """What remains."""
+    if not evidence.has_several_hosts:
+        return _Behind(
+            Reason.VOLUME,
+            "more bytes than ranks of a host exchange in the time of a step",
+            (),
+            (
+                "Synchronise less often: Trainer(accumulate_grad_batches=4).",
+                "Ranks that share cores hold each other up: fewer ranks, or OMP_NUM_THREADS so low that all fit.",
+            ),
+            0.75,
+        )
     carried = evidence.link_rate
     known = bool(evidence.numbers("link_bytes_per_s")) and carried is not None
     lines = () if carried is None else (f"The busiest host sends {rate(carried)} meanwhile.",)

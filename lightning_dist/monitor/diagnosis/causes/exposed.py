@@ -6,6 +6,8 @@ from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.diagnosis.wording import percent, seconds, size
 from lightning_dist.monitor.record import Phase
 
+WORTH_A_WORD = 0.001  # of the segments; a link that is not full loses fewer
+
 
 def sentences(evidence: Evidence) -> tuple[str, ...]:
     """For people: how much is communicated, and how much of it is hidden."""
@@ -20,4 +22,6 @@ def sentences(evidence: Evidence) -> tuple[str, ...]:
     ]
     if traffic.size_bytes:
         lines.append(f"A rank communicates {size(traffic.size_bytes)} a step in {traffic.operations:.0f} operations.")
+    if evidence.resent is not None and evidence.resent.share >= WORTH_A_WORD:
+        lines.append(evidence.resent.sentence)
     return tuple(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_dist.monitor.diagnosis import data_wait
+from lightning_dist.monitor.diagnosis.causes import data_wait
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.record import Phase

@@ -1,0 +1,125 @@
+"""``hierdist compare``: what is different in a second run, and whether that is more than chance."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lightning_dist.cli.command import Command
+from lightning_dist.cli.history_options import add_folder, folder_of
+from lightning_dist.errors import RecordError
+from lightning_dist.monitor.diagnosis import diagnose
+from lightning_dist.monitor.history.comparison import LEVEL, Change, Comparison, Difference, compare
+from lightning_dist.monitor.history.folder import named, read_history, read_summary
+from lightning_dist.monitor.history.series import KINDS
+from lightning_dist.monitor.history.summary import RunSummary, summarise
+from lightning_dist.monitor.report.quantities import form_of, text
+from lightning_dist.monitor.run_files import read_run
+from lightning_dist.monitor.run_folders import locate
+
+_COLOURS = {Change.BETTER: "green", Change.WORSE: "red", Change.CHANGED: "yellow"}
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", help="the run that is compared with: its folder, its record in a history, or its id")
+    parser.add_argument("second", help="the run that is judged")
+    add_folder(parser)
+    parser.add_argument("--metric", action="append", help="only this one; may be given several times")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    known = _known(arguments)
+    first, second = (_read(name, known, arguments) for name in (arguments.first, arguments.second))
+    comparison = compare(first, second, history=known)
+    wanted = set(arguments.metric or KINDS)
+    differences = tuple(each for each in comparison.differences if each.metric in wanted)
+    if arguments.metric and not differences:
+        raise RecordError(
+            f"--metric {' '.join(arguments.metric)}: the runs have no such metric both; they have: "
+            + ", ".join(each.metric for each in comparison.differences)
+        )
+    comparison = dataclasses.replace(comparison, differences=differences)
+    if arguments.json:
+        print(json.dumps({**dataclasses.asdict(comparison), "first": first.run_id, "second": second.run_id}, indent=1))
+    else:
+        _print(comparison, first, second)
+    return 0
+
+
+def _known(arguments: argparse.Namespace) -> tuple[RunSummary, ...]:
+    folder = folder_of(arguments)
+    return read_history(folder).runs if folder.is_dir() else ()
+
+
+def _read(name: str, known: tuple[RunSummary, ...], arguments: argparse.Namespace) -> RunSummary:
+    path = Path(name)
+    if path.is_dir():
+        record = read_run(*locate(path).folders)
+        return summarise(record, diagnose(record))
+    if path.is_file():
+        return read_summary(path)
+    if not known:
+        raise RecordError(
+            f"{name} is neither a folder nor a file, and there is no history in {folder_of(arguments)} in which it "
+            "might be the id of a run; name another one with --history"
+        )
+    return named(known, name)
+
+
+def _print(comparison: Comparison, first: RunSummary, second: RunSummary) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    for name, run in (("first", first), ("second", second)):
+        console.print(
+            f"{name}: {run.run_id}, {run.started}, {run.strategy}, {run.world_size} ranks, {run.steps} steps. "
+            f"{run.verdict}",
+            highlight=False,
+            markup=False,
+        )
+    for note in comparison.notes:
+        console.print(note, style="yellow", highlight=False, markup=False)
+    if comparison.options:
+        table = Table("option", "first", "second", title="options that differ", title_justify="left")
+        for option, values in comparison.options.items():
+            table.add_row(option, *("-" if value is None else str(value) for value in values))
+        console.print(table)
+    table = Table(title="metrics", title_justify="left")
+    for column, justify in (("metric", "left"), ("first", "right"), ("second", "right"), ("change", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for column in ("95 % interval", "p", "verdict"):
+        table.add_column(column, justify="left" if column == "verdict" else "right")
+    for each in comparison.differences:
+        table.add_row(*_row(each), style=_COLOURS.get(each.what))
+    console.print(table)
+    console.print(
+        f"Mann-Whitney on medians of blocks that are long against the steps' memory; p is Holm's, the level {LEVEL:g}. "
+        "It says that two runs differ, not why.",
+        highlight=False,
+    )
+
+
+def _row(each: Difference) -> tuple[str, ...]:
+    interval = "" if each.low is None or each.high is None else f"{each.low:+.1%} to {each.high:+.1%}"
+    what = {
+        Change.UNKNOWN: "too short to tell",
+        Change.SAME: "no difference to be seen",
+        Change.USUAL: f"within the usual {each.usual or 0:.1%}",
+    }
+    return (
+        each.metric,
+        text(each.first, form_of(each.metric, each.unit)),
+        text(each.second, form_of(each.metric, each.unit)),
+        "" if each.change is None else f"{each.change:+.1%}",
+        interval,
+        "" if each.p is None else f"{each.p:.2g}",
+        what.get(each.what, each.what.value),
+    )
+
+
+COMPARE = Command("Compare two runs, metric by metric: what differs by more than chance.", _add_arguments, _run)

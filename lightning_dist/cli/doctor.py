@@ -1,0 +1,114 @@
+"""``hierdist doctor``: train a little with any Lightning script, and say what bounds the step's time."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from lightning_dist.build.run_report import REPORT_FILE, write_report
+from lightning_dist.cli.command import Command
+from lightning_dist.errors import ConfigError, LaunchError, RecordError
+from lightning_dist.monitor.diagnosis import diagnose
+from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
+from lightning_dist.monitor.reading import reading_note
+from lightning_dist.monitor.report.terminal import render
+from lightning_dist.monitor.run_files import read_run
+from lightning_dist.monitor.run_folders import locate
+
+STEPS, MINUTES = 200, 30.0
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"optimizer steps (default: {STEPS})")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, metavar="M", help=f"at most so many minutes (default: {MINUTES:g})"
+    )
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FOLDER",
+        help="where the record and the report go, and the script's own outputs meanwhile; the same, shared one on all "
+        "hosts (default: doctor/ and the time)",
+    )
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- command", help="e.g. -- python train.py")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    command = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
+    _check(arguments, command)
+    folder = arguments.output or Path("doctor") / datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    order = DoctorOrder(str(folder.absolute()), arguments.steps, arguments.minutes)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        status = _train(command, order)
+    finally:
+        shutil.rmtree(order.scratch, ignore_errors=True)
+    if status:
+        print(f"hierdist doctor: {command[0]} ended with {_said(status)}; see what it wrote above", file=sys.stderr)
+    try:
+        record = read_run(*locate(folder).folders)
+    except RecordError as error:
+        if status:
+            return status
+        raise RecordError(
+            f"no step was recorded: {' '.join(command)} trained nothing with a Lightning Trainer, or with a Python in "
+            f"which lightning-dist is not installed, or on another host than rank 0's ({error})"
+        ) from error
+    for problem in record.problems:
+        print(f"hierdist doctor: {problem}", file=sys.stderr)
+    verdict = diagnose(record)
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    console.print(render(record, verdict))
+    note = reading_note(record)
+    if note is not None:
+        console.print(note, highlight=False, markup=False)
+    path = folder / REPORT_FILE
+    write_report(record, verdict, path, folder=folder)
+    console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
+    return status
+
+
+def _check(arguments: argparse.Namespace, command: list[str]) -> None:
+    if not command:
+        raise ConfigError("there is no command to examine; write it after --: hierdist doctor -- python train.py")
+    if arguments.steps < 1:
+        raise ConfigError(f"--steps must be at least 1, got {arguments.steps}")
+    if arguments.minutes <= 0:
+        raise ConfigError(f"--minutes must be positive, got {arguments.minutes:g}")
+    if VARIABLE in os.environ:
+        raise ConfigError("this is a doctor's patient already; run hierdist doctor around the whole command")
+
+
+def _train(command: list[str], order: DoctorOrder) -> int:
+    """Run it with its output as it is. Ctrl-C ends the training, and what was seen until then is judged."""
+    try:
+        process = subprocess.Popen(command, env={**os.environ, VARIABLE: order.to_text()})
+    except OSError as error:
+        raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+    while True:
+        try:
+            return _status(process.wait())
+        except KeyboardInterrupt:
+            continue  # the command got it too
+
+
+def _status(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def _said(status: int) -> str:
+    return f"status {status}" if status <= 128 else f"status {status} ({signal.strsignal(status - 128)})"
+
+
+DOCTOR = Command(
+    "Train a little with any Lightning script, unedited, and say what bounds the step's time.", _add_arguments, _run
+)

@@ -1,0 +1,43 @@
+"""What ``hierdist doctor`` asks of the processes that it starts, as the value of a variable of theirs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+VARIABLE = "HIERDIST_DOCTOR"  # hierdist_doctor_hook.py looks for it
+
+
+@dataclass(frozen=True)
+class DoctorOrder:
+    """How long to train, and where everything goes.
+
+    Attributes:
+        folder: Of this examination.
+        steps: Optimizer steps after which training ends.
+        minutes: Minutes after which it ends at the latest.
+    """
+
+    folder: str
+    steps: int
+    minutes: float
+
+    @property
+    def record(self) -> Path:
+        """Where the run's files go."""
+        return Path(self.folder) / "monitor"
+
+    @property
+    def scratch(self) -> Path:
+        """Where the script's own outputs go; removed at the end."""
+        return Path(self.folder) / "scratch"
+
+    def to_text(self) -> str:
+        """As a variable's value."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> DoctorOrder:
+        """Back from it."""
+        return cls(**json.loads(text))

@@ -1,0 +1,162 @@
+"""Which metric slipped over many runs, and since when. Pure.
+
+Whether a series changes says Pettitt's test: how different the ranks before and after the deepest cut are ("A
+non-parametric approach to the change-point problem", Applied Statistics 1979). His formula for the p-value is good for
+long series only, so chance is found by shuffling the series. Where it changes say the values, since ranks hide by how
+much: at the cut that leaves the least absolute deviations from the medians of both sides. After a change the rest is
+looked at again, so that the newest is found. Many metrics are looked at together: their p-values are Bonferroni's.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from lightning_dist.monitor.history.blocks import average_ranks
+from lightning_dist.monitor.history.series import KINDS, Better
+from lightning_dist.monitor.history.summary import RunSummary
+
+RUNS_AT_LEAST = 8  # of fewer, no cut is rarer than chance once several metrics are looked at
+LEVEL = 0.05
+_EACH_SIDE = 3  # runs before and after a change: fewer may be outliers
+_SHUFFLES = 2000
+_SEED = 0  # the same history gives the same answer
+
+
+@dataclass(frozen=True)
+class ChangePoint:
+    """Where a series changes.
+
+    Attributes:
+        index: The first value after the change.
+        p: Chance of a cut as deep in a series that does not change.
+    """
+
+    index: int
+    p: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A metric that changed over the runs.
+
+    Attributes:
+        metric: Its name.
+        unit: Of ``before`` and ``after``.
+        before: Median of the runs before.
+        after: Of those since.
+        since: When the first run after the change began, ISO 8601.
+        run_id: That run.
+        runs: How many there are since.
+        p: Chance of it, all metrics together.
+        is_worse: Whether it slipped; ``None``: neither way is better.
+    """
+
+    metric: str
+    unit: str
+    before: float
+    after: float
+    since: str
+    run_id: str
+    runs: int
+    p: float
+    is_worse: bool | None
+
+    @property
+    def change(self) -> float | None:
+        """After over before, minus 1; ``None``: there was nothing before."""
+        return self.after / self.before - 1 if self.before else None
+
+
+def change_point(values: Sequence[float], *, level: float = LEVEL) -> ChangePoint | None:
+    """The most likely place where a series changes for good; ``None``: it does not, as far as can be told.
+
+    Args:
+        values: In order of time.
+        level: Chance of finding one where there is none.
+    """
+    if len(values) < RUNS_AT_LEAST:
+        return None
+    ranks = average_ranks(values)
+    depth = _depth(ranks)
+    shuffled, generator = list(ranks), random.Random(_SEED)  # noqa: S311 - no secret
+    as_deep = 0
+    for _ in range(_SHUFFLES):
+        generator.shuffle(shuffled)
+        as_deep += _depth(shuffled) >= depth
+    p = (as_deep + 1) / (_SHUFFLES + 1)
+    return ChangePoint(_best_cut(values), p) if p < level else None
+
+
+def drifts(runs: Iterable[RunSummary], *, metric: str | None = None) -> tuple[Drift, ...]:
+    """The newest change of each metric that changed, the worst first.
+
+    Args:
+        runs: Alike (see :attr:`RunSummary.likeness`), in any order.
+        metric: Only this one.
+    """
+    ordered = sorted(runs, key=lambda run: run.moment)
+    names = [
+        name
+        for name in KINDS
+        if metric in (None, name) and sum(name in run.metrics for run in ordered) >= RUNS_AT_LEAST
+    ]
+    found = [_newest(name, [run for run in ordered if name in run.metrics], tests=len(names)) for name in names]
+    return tuple(sorted((drift for drift in found if drift is not None), key=_badness))
+
+
+def value_of(run: RunSummary, metric: str) -> float:
+    """A run's figure of a metric: its median, or mean if it is mostly 0."""
+    summary = run.metrics[metric]
+    return summary.mean if KINDS[metric].is_rare else summary.median
+
+
+def _newest(name: str, runs: list[RunSummary], *, tests: int) -> Drift | None:
+    values = [value_of(run, name) for run in runs]
+    start, found, p = 0, None, 1.0
+    while (point := change_point(values[start:], level=LEVEL / tests)) is not None:
+        before = values[start : start + point.index]
+        start += point.index
+        found, p = before, point.p
+    if found is None:
+        return None
+    before_it, since = statistics.median(found), statistics.median(values[start:])
+    better = KINDS[name].better
+    is_worse = None if better is Better.NEITHER else (since > before_it) == (better is Better.LOWER)
+    first = runs[start]
+    return Drift(
+        metric=name,
+        unit=KINDS[name].unit,
+        before=before_it,
+        after=since,
+        since=first.started,
+        run_id=first.run_id,
+        runs=len(runs) - start,
+        p=min(p * tests, 1.0),
+        is_worse=is_worse,
+    )
+
+
+def _badness(drift: Drift) -> tuple[bool, float]:
+    return drift.is_worse is not True, -abs(drift.change or 0.0)
+
+
+def _depth(ranks: Sequence[float]) -> float:
+    """Pettitt's statistic: how far the ranks before a cut are off what they would be in the mean, at most."""
+    middle = (len(ranks) + 1) / 2
+    return max(abs(total) for total in accumulate(rank - middle for rank in ranks))
+
+
+def _best_cut(values: Sequence[float]) -> int:
+    return min(
+        range(_EACH_SIDE, len(values) - _EACH_SIDE + 1),
+        key=lambda index: _deviations(values[:index]) + _deviations(values[index:]),
+    )
+
+
+def _deviations(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    return sum(abs(value - middle) for value in values)

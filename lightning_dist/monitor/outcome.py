@@ -1,0 +1,85 @@
+"""What is done with a run's files at its end: judged, and remembered."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_dist.monitor.diagnosis import diagnose
+from lightning_dist.monitor.history.folder import write_summary
+from lightning_dist.monitor.history.summary import summarise
+from lightning_dist.monitor.rank_file import rank_path
+from lightning_dist.monitor.record import RunRecord
+from lightning_dist.monitor.run_files import read_run
+from lightning_dist.monitor.verdict import Verdict
+
+_TAIL_BYTES = 65536  # holds a file's last step, whatever timelines follow it
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that has been judged.
+
+    Attributes:
+        record: What was recorded.
+        verdict: What it says.
+        kept: Its record in the history; ``None``: none is kept.
+    """
+
+    record: RunRecord
+    verdict: Verdict
+    kept: Path | None
+
+
+def judge(folder: Path, *, history: Path | None) -> Outcome:
+    """Read a run's files, say what bounds its steps, and leave a record in a history.
+
+    Raises:
+        RecordError: The files cannot be read.
+        OSError: The history cannot be written to.
+    """
+    record = read_run(folder)
+    verdict = diagnose(record)
+    kept = None if history is None else write_summary(history, summarise(record, verdict))
+    return Outcome(record, verdict, kept)
+
+
+def wait_for_ranks(folder: Path, world_size: int, *, timeout_s: float) -> bool:
+    """Wait until the files of all ranks end with the same step, as they do once all ranks have closed them.
+
+    Returns:
+        Whether they do; ranks of hosts that do not share the folder never will.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        last = {_last_step(rank_path(folder, "steps", rank)) for rank in range(world_size)}
+        if len(last) == 1 and None not in last:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+
+
+def size_bytes(folder: Path) -> int:
+    """Of a run's files."""
+    return sum(path.stat().st_size for path in folder.glob("*.jsonl"))
+
+
+def _last_step(path: Path) -> int | None:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            content = json.loads(line)
+        except ValueError:  # torn, or the tail begins inside it
+            continue
+        if content.get("kind") == "step":
+            return int(content["step"])
+    return None

@@ -1,0 +1,220 @@
+"""The parts of a capture: patches, batches, buckets, a device's moments, commits."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_dist.capture.batches import measure, together
+from lightning_dist.capture.commit import commit_of
+from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
+from lightning_dist.capture.patches import Patches
+from lightning_dist.capture.reducer import transfers
+from lightning_dist.events import EventStream
+from lightning_dist.monitor.steps import Batches
+
+
+class Greeter:
+    def greet(self) -> str:
+        return "hello"
+
+
+def louder(original: Any) -> Any:
+    return lambda: original().upper()
+
+
+def test_patches_are_undone_completely() -> None:
+    greeter, patches = Greeter(), Patches()
+    patches.replace(greeter, "greet", louder)
+    patches.replace(greeter, "greet", lambda original: lambda: original() + "!")
+    assert greeter.greet() == "HELLO!"
+    patches.undo()
+    patches.undo()
+    assert vars(greeter) == {}
+    assert greeter.greet() == "hello"
+
+
+def test_an_attribute_of_the_object_itself_comes_back() -> None:
+    greeter, patches = Greeter(), Patches()
+    greeter.greet = own = lambda: "own"  # type: ignore[method-assign]
+    patches.replace(greeter, "greet", louder)
+    assert greeter.greet() == "OWN"
+    patches.undo()
+    assert vars(greeter)["greet"] is own
+
+
+def test_what_somebody_else_has_replaced_since_is_left_alone() -> None:
+    greeter, patches = Greeter(), Patches()
+    patches.replace(greeter, "greet", louder)
+    before = greeter.greet
+    greeter.greet = lambda: f"<{before()}>"  # type: ignore[method-assign]
+    patches.undo()
+    assert greeter.greet() == "<HELLO>"
+
+
+def test_what_is_not_there_is_an_error_and_nothing_is_replaced() -> None:
+    greeter, patches = Greeter(), Patches()
+    with pytest.raises(AttributeError):
+        patches.replace(greeter, "wave", louder)
+    assert vars(greeter) == {}
+
+
+@dataclass
+class Sample:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ((torch.zeros(8, 3), torch.zeros(8)), Batches(1, 8, None, 8 * 4 * 4)),
+        ({"ids": torch.zeros(4, 16, dtype=torch.int64), "n": 3}, Batches(1, 4, 64, 512)),
+        ([torch.zeros(()), {"x": [torch.zeros(5, 2)]}], Batches(1, 5, None, 44)),
+        (Sample(torch.zeros(2, 7, dtype=torch.int32), torch.zeros(2, 7)), Batches(1, 2, 14, 112)),
+        ("no tensors", Batches(1, None, None, None)),
+    ],
+)
+def test_batches_are_measured(batch: Any, expected: Batches) -> None:
+    assert measure(batch) == expected
+
+
+def test_tokens_may_be_counted_by_the_user() -> None:
+    assert measure((torch.zeros(8, 3),), lambda batch: 7).tokens == 7
+
+
+def test_batches_of_a_step_add_up_and_what_is_unknown_stays_so() -> None:
+    one = together(None, Batches(1, 8, 64, 100))
+    assert together(one, Batches(1, 4, 32, 50)) == Batches(2, 12, 96, 150)
+    assert together(one, Batches(1, None, 32, None)) == Batches(2, None, 96, None)
+
+
+def test_buckets_travel_one_after_another_at_the_rate_the_last_one_shows() -> None:
+    # 20 bytes in 20 ns after the last of two that are far apart: 1 ns a byte.
+    assert transfers([100, 1000], [50, 20], 1020) == [(100, 150), (1000, 1020)]
+    # The second has to wait for the first: 60 bytes in 120 ns.
+    assert transfers([0, 10], [30, 30], 120) == [(0, 60), (60, 120)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**8)), min_size=1, max_size=12), st.integers(0, 10**9)
+)
+def test_transfers_lie_between_completion_and_end_and_do_not_overlap(
+    buckets: list[tuple[int, int]], longer: int
+) -> None:
+    launched = sorted(moment for moment, _ in buckets)
+    end = launched[-1] + longer
+    found = transfers(launched, [size for _, size in buckets], end)
+    assert all(moment <= start <= stop <= end for moment, (start, stop) in zip(launched, found, strict=True))
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(found))
+
+
+class FakeStream:
+    """Work of a device: events recorded on it have come once ``run`` was called."""
+
+    def __init__(self) -> None:
+        self.pending: list[FakeEvent] = []
+
+    def run(self, at_ms: float) -> None:
+        for event in self.pending:
+            event.at_ms = at_ms
+        self.pending.clear()
+
+
+class FakeEvent:
+    at_ms: float | None = None
+
+    def record(self, stream: FakeStream) -> None:
+        stream.pending.append(self)
+
+    def query(self) -> bool:
+        return self.at_ms is not None
+
+    def elapsed_time(self, later: FakeEvent) -> float:
+        assert self.at_ms is not None
+        assert later.at_ms is not None
+        return later.at_ms - self.at_ms
+
+
+def test_a_devices_moments_are_read_once_it_has_come_to_them() -> None:
+    streams = [FakeStream(), FakeStream()]
+    current = streams[0]
+    times = DeviceTimes(
+        torch.device("cpu"),
+        lambda: 5_000_000,
+        new_event=lambda device: FakeEvent(),  # type: ignore[arg-type, return-value]
+        current_stream=lambda device: current,  # type: ignore[arg-type, return-value]
+    )
+    events = EventStream()
+    events.device_clock = times
+    streams[0].run(1.0)
+    start = events.mark()
+    streams[0].run(2.0)
+    events.span_from("step.forward", start)
+    current = streams[1]
+    events.step = 1
+    with events.measure_work("comm.cross", lane="cross"):
+        pass
+    assert times.read() == 2
+    assert events.snapshot() == []
+    streams[0].run(4.5)
+    assert times.read() == 1
+    (forward,) = events.snapshot()
+    assert (forward.start_ns, forward.end_ns, forward.thread, forward.step) == (6_000_000, 8_500_000, COMPUTE, 0)
+    streams[1].run(5.0)
+    assert times.read() == 0
+    assert events.snapshot()[1].thread != COMPUTE
+    assert events.snapshot()[1].end_ns == 9_000_000
+
+
+def test_a_device_that_stands_still_is_not_waited_for() -> None:
+    times = DeviceTimes(
+        torch.device("cpu"),
+        lambda: 0,
+        new_event=lambda device: FakeEvent(),  # type: ignore[arg-type, return-value]
+        current_stream=lambda device: STILL,  # type: ignore[arg-type, return-value]
+    )
+    called: list[int] = []
+    times.when_known((times.mark(),), called.append)
+    assert times.read_within(0.005) == 1
+    assert called == []
+
+
+STILL = FakeStream()
+COMMIT, OTHER = "a" * 40, "b" * 40
+
+
+def test_the_commit_is_read_from_a_repositorys_files(tmp_path: Path) -> None:
+    git = tmp_path / ".git"
+    (git / "refs/heads").mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    inside = tmp_path / "src/package"
+    inside.mkdir(parents=True)
+    assert commit_of(inside) is None
+    (git / "packed-refs").write_text(f"# pack-refs\n{OTHER} refs/heads/other\n{COMMIT} refs/heads/main\n")
+    assert commit_of(inside) == COMMIT
+    (git / "refs/heads/main").write_text(OTHER + "\n")
+    assert commit_of(inside) == OTHER
+    (git / "HEAD").write_text(COMMIT + "\n")
+    assert commit_of(inside) == COMMIT
+
+
+def test_the_commit_of_a_linked_worktree_is_its_own(tmp_path: Path) -> None:
+    linked = tmp_path / "main/.git/worktrees/w"
+    linked.mkdir(parents=True)
+    (linked / "HEAD").write_text("ref: refs/heads/w\n")
+    (linked / "commondir").write_text("../..\n")
+    (tmp_path / "main/.git/refs/heads").mkdir(parents=True)
+    (tmp_path / "main/.git/refs/heads/w").write_text(COMMIT + "\n")
+    worktree = tmp_path / "w"
+    worktree.mkdir()
+    (worktree / ".git").write_text(f"gitdir: {linked}\n")
+    assert commit_of(worktree) == COMMIT
+    assert commit_of(tmp_path) is None

@@ -1,0 +1,209 @@
+"""The doctor inside a script: when training ends, and that nothing of the script's is written over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers.logger import DummyLogger
+
+import hierdist_doctor_hook
+from lightning_dist import ClusterMonitor, MonitorOutputs, StepTimeline
+from lightning_dist.callbacks import doctor
+from lightning_dist.callbacks.doctor import DoctorStop
+from lightning_dist.cli import main
+from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
+from lightning_dist.monitor.run_files import read_run
+from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> DoctorOrder:
+    return DoctorOrder(str(tmp_path / "doctor"), steps=4, minutes=10)
+
+
+@pytest.fixture
+def patient(order: DoctorOrder, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[pl.Trainer]]:
+    """The Trainer's class as it is in a process of a doctor; as before afterwards."""
+    before = pl.Trainer.fit, pl.Trainer.save_checkpoint
+    monkeypatch.setenv(VARIABLE, order.to_text())
+    yield pl.Trainer
+    pl.Trainer.fit, pl.Trainer.save_checkpoint = before  # type: ignore[method-assign]
+    if hasattr(pl.Trainer, doctor._WRAPPED):
+        delattr(pl.Trainer, doctor._WRAPPED)
+
+
+class Remote(Logger):
+    """Reports to a server."""
+
+    name = version = None
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        raise AssertionError("nothing is reported of a trial")
+
+    def log_hyperparams(self, *arguments: Any, **others: Any) -> None:
+        raise AssertionError("nothing is reported of a trial")
+
+
+class Logging(OddModule):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss", loss)
+        return loss
+
+
+def trainer(folder: Path, *callbacks: pl.Callback, **others: Any) -> pl.Trainer:
+    given: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "max_epochs": 2, **others}
+    return pl.Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        devices=1,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **given,
+    )
+
+
+def loader(count: int = 10) -> Any:
+    return loader_of(make_batches(1, count)[0])
+
+
+def test_without_the_variable_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    before = pl.Trainer.fit
+    trainer(tmp_path)
+    assert hierdist_doctor_hook.callbacks() == hierdist_doctor_hook.callbacks_of_other_package() == []
+    assert pl.Trainer.fit is before
+
+
+def test_the_variable_is_the_orders(order: DoctorOrder) -> None:
+    assert hierdist_doctor_hook.VARIABLE == VARIABLE
+    assert DoctorOrder.from_text(order.to_text()) == order
+
+
+def test_a_fit_ends_after_its_steps_and_the_script_with_it(
+    patient: type[pl.Trainer], order: DoctorOrder, tmp_path: Path
+) -> None:
+    folder = tmp_path / "script"
+    folder.mkdir()
+    (folder / "last.ckpt").write_text("precious")
+    saves = ModelCheckpoint(folder, save_last=True, every_n_train_steps=1)
+    ours = trainer(
+        folder,
+        saves,
+        enable_checkpointing=True,
+        logger=[CSVLogger(folder), Remote()],
+        min_epochs=2,
+        val_check_interval=1,
+    )
+    with pytest.raises(SystemExit) as ended:
+        ours.fit(Logging(sgd), loader(), loader(2))
+    assert ended.value.code == 0
+    assert ours.global_step == order.steps
+    ours.save_checkpoint(folder / "last.ckpt")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"last.ckpt": "precious"}
+    written = {path.name for path in order.scratch.rglob("*") if path.is_file()}
+    assert {"metrics.csv", "last.ckpt"} <= written
+    record = read_run(order.record)
+    assert len(record.ranks[0].steps) == order.steps
+    assert record.ranks[0].header.facts["dataset_length"] == 10
+
+
+def test_callbacks_of_the_script_are_not_doubled(patient: type[pl.Trainer], order: DoctorOrder, tmp_path: Path) -> None:
+    folder = tmp_path / "script"
+    own = StepTimeline(folder), ClusterMonitor(folder, interval_s=0.05)
+    ours = trainer(folder, *own, MonitorOutputs(history=tmp_path / "history"))
+    with pytest.raises(SystemExit):
+        ours.fit(OddModule(sgd), loader(), loader(1))
+    kinds = [type(each) for each in ours.callbacks]  # type: ignore[attr-defined]
+    assert kinds.count(StepTimeline) == kinds.count(ClusterMonitor) == kinds.count(DoctorStop) == 1
+    assert MonitorOutputs not in kinds
+    assert own[0].folder == order.record
+    assert not folder.exists()
+    assert not (tmp_path / "history").exists()
+
+
+def test_a_script_that_uses_its_logger_finds_one(patient: type[pl.Trainer], tmp_path: Path) -> None:
+    ours = trainer(tmp_path, logger=Remote())
+    with pytest.raises(SystemExit):
+        ours.fit(Logging(sgd), loader(), loader(1))
+    assert isinstance(ours.logger, DummyLogger)
+
+
+def test_a_fit_that_fails_fails(patient: type[pl.Trainer], tmp_path: Path) -> None:
+    class Failing(OddModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            raise ValueError("as planned")
+
+    with pytest.raises(ValueError, match="as planned"):
+        trainer(tmp_path).fit(Failing(sgd), loader(), loader(1))
+
+
+def test_accumulated_batches_are_one_step(order: DoctorOrder, tmp_path: Path) -> None:
+    stop = DoctorStop(order)
+    ours = trainer(tmp_path, stop, accumulate_grad_batches=3)
+    ours.fit(OddModule(sgd), loader(30), loader(1))
+    assert (ours.global_step, stop.steps) == (4, 4)
+
+
+def test_time_ends_training_too(order: DoctorOrder, tmp_path: Path) -> None:
+    """A clock that a step moves by a minute: of eleven minutes nine have passed after nine steps."""
+    stop = DoctorStop(DoctorOrder(order.folder, steps=100, minutes=9), clock_s=iter(range(0, 6000, 60)).__next__)
+    ours = trainer(tmp_path, stop)
+    ours.fit(OddModule(sgd), loader(20), loader(1))
+    assert stop.steps == 9
+
+
+def test_time_is_asked_after_seconds_not_after_each_step(order: DoctorOrder, tmp_path: Path) -> None:
+    """At 0.1 s a step: after the first, then every 20."""
+    asked: list[int] = []
+    stop = DoctorStop(DoctorOrder(order.folder, steps=50, minutes=10), clock_s=lambda: stop.steps * 0.1)
+    ours = trainer(tmp_path, stop, max_epochs=10)
+    broadcast = ours.strategy.broadcast
+    ours.strategy.broadcast = lambda more: asked.append(stop.steps) or broadcast(more)  # type: ignore[method-assign, assignment]
+    ours.fit(OddModule(sgd), loader(20), loader(1))
+    assert [step for step in asked if step] == [1, 21, 41]
+    assert stop.steps == 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["doctor"], "write it after --"),
+        (["doctor", "--steps", "0", "--", "true"], "--steps must be at least 1"),
+        (["doctor", "--minutes", "0", "--", "true"], "--minutes must be positive"),
+        (["doctor", "--", "no-such-command"], "no-such-command cannot be started"),
+        (["doctor", "--", "true"], "no step was recorded: true trained nothing"),
+    ],
+)
+def test_what_cannot_be_examined_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_patient_is_not_examined_twice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], order: DoctorOrder
+) -> None:
+    monkeypatch.setenv(VARIABLE, order.to_text())
+    assert main(["doctor", "--", "true"]) == 2
+    assert "around the whole command" in capsys.readouterr().err
+
+
+def test_the_status_of_a_command_that_fails_is_the_doctors(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "-o", str(tmp_path / "d"), "--", "sh", "-c", "echo seen; exit 7"]) == 7
+    said = capfd.readouterr()
+    assert "seen" in said.out
+    assert "ended with status 7" in said.err
+    assert main(["doctor", "-o", str(tmp_path / "d"), "--", "sh", "-c", "kill -9 $$"]) == 137
+    assert "status 137 (Killed)" in capfd.readouterr().err

@@ -1,0 +1,122 @@
+"""``hierdist compare`` and ``hierdist history``."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from lightning_dist.cli import main
+from lightning_dist.monitor.history.folder import write_summary
+from lightning_dist.monitor.history.summary import summarise
+from lightning_dist.monitor.rank_file import RankWriter
+from lightning_dist.monitor.run_files import write_facts
+from tests.support.recorded import made_run
+from tests.unit.monitor.test_history import correlated
+
+TODAY = datetime(2026, 11, 30, tzinfo=timezone.utc)
+
+
+def steps(mean: float, seed: object) -> list[float]:
+    return [mean * (1 + 0.05 * value) for value in correlated(300, 0.5, seed=seed)]
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """Ten days, slower since the sixth, and a run of another configuration."""
+    folder = tmp_path / "history"
+    for day in range(10):
+        started = (TODAY - timedelta(days=9 - day)).isoformat()
+        run = made_run(steps(1.0 if day < 5 else 1.5, day), run_id=f"run{day}", started=started)
+        write_summary(folder, summarise(run))
+    started = (TODAY - timedelta(days=20)).isoformat()
+    write_summary(folder, summarise(made_run([1.0], run_id="other", started=started, config_hash="d")))
+    return folder
+
+
+def test_history_tells_what_slipped_since_when(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "--history", str(history)]) == 0
+    said = capsys.readouterr().out
+    assert "step slipped by" in said
+    assert f"since {(TODAY - timedelta(days=4)).isoformat()} (run run5" in said
+    assert "1 runs of other configurations" in said
+    assert "samples_per_s slipped by" in said
+
+
+def test_history_as_json_of_one_metric(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", "--history", str(history), "--metric", "step", "--json", "--all"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [run["run_id"] for run in said["runs"]] == ["other", *(f"run{day}" for day in range(10))]
+    (drift,) = said["drifts"]
+    assert (drift["metric"], drift["run_id"], drift["is_worse"]) == ("step", "run5", True)
+    assert drift["change"] == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--metric", "stop"], "Did you mean step"),
+        (["--config", "x"], "there are: c, d"),
+        (["--days", "0"], "--days must be positive"),
+        (["--days", "1e-9"], "no runs of these days"),
+        (["--history", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_history_says_what_it_cannot_do(
+    history: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["history", "--history", str(history), *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_few_runs_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_summary(tmp_path, summarise(made_run([1.0] * 5)))
+    assert main(["history", "--history", str(tmp_path), "--config", "c"]) == 0
+    assert "1 runs are alike; from 8 on" in capsys.readouterr().out
+
+
+def test_compare_by_id_and_by_folder(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = made_run(steps(1.5, "b"), run_id="here", options={"sync.wire_dtype": "bf16"})
+    folder = tmp_path / "outputs" / "monitor"
+    write_facts(folder, record.facts)
+    for rank in record.ranks.values():
+        writer = RankWriter(folder, "steps", rank.header)
+        for step in rank.steps:
+            writer.step(step)
+        writer.close()
+    assert main(["compare", "run1", str(tmp_path / "outputs"), "--history", str(history)]) == 0
+    said = capsys.readouterr().out
+    assert "sync.wire_dtype" in said
+    step = next(line for line in said.splitlines() if "│ step " in line)
+    assert "worse" in step
+    assert "+4" in step or "+5" in step
+
+    path = next(history.glob("*run2.json"))
+    wanted = ["--metric", "step", "--json"]
+    assert main(["compare", "run1", str(path), "--history", str(history), *wanted]) == 0
+    compared = json.loads(capsys.readouterr().out)
+    (difference,) = compared["differences"]
+    assert difference["what"] in ("same", "usual")
+    assert (compared["first"], compared["second"]) == ("run1", "run2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run1", "nothing"], "no such run; there are"),
+        (["run", "run1"], "several runs begin with it"),
+        (["run1", "run2", "--metric", "gpu_power"], "have no such metric both; they have: step"),
+    ],
+)
+def test_compare_says_what_it_cannot_do(
+    history: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["compare", *arguments, "--history", str(history)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_compare_without_a_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "a", "b", "--history", str(tmp_path / "none")]) == 2
+    assert "there is no history in" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""What is known of a training loader: whether ranks share the data set, and what of it each holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
+
+from lightning_dist import ShardedLoader, TokenSettings, write_tokens
+from lightning_dist.capture.loader_facts import facts_of, held_bytes, host_facts, loader_facts
+
+
+class Numbers(Dataset[int]):
+    """Holds nothing, and says how large its files are."""
+
+    size_bytes = 800
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+class Rude(Dataset[int]):
+    def __len__(self) -> int:
+        raise RuntimeError("do not ask")
+
+
+def test_a_distributed_sampler_shares_the_data_set() -> None:
+    dataset = TensorDataset(torch.zeros(100, 2))
+    sampler = DistributedSampler(dataset, num_replicas=4, rank=1)
+    facts = facts_of(DataLoader(dataset, batch_size=5, sampler=sampler, num_workers=0), num_parts=4)
+    assert facts == {
+        "loader": "DataLoader",
+        "dataset": "TensorDataset",
+        "sampler": "DistributedSampler",
+        "is_sharded": True,
+        "dataset_length": 100,
+        "samples_per_epoch": 25,
+        "dataset_bytes": None,
+        "held_bytes": 800,
+        "workers": 0,
+        "batch_size": 5,
+    }
+
+
+def test_each_rank_goes_through_all_of_it_without_one() -> None:
+    facts = facts_of(DataLoader(Numbers(), shuffle=True), num_parts=2)
+    assert facts["is_sharded"] is False
+    assert facts["sampler"] == "RandomSampler"
+    assert (facts["dataset_bytes"], facts["held_bytes"]) == (800, 0)
+    assert facts_of(DataLoader(Numbers()), num_parts=1)["is_sharded"] is True
+
+
+@pytest.mark.parametrize("loader", [DataLoader(Stream()), iter([1, 2]), [1, 2]], ids=["iterable", "iterator", "list"])
+def test_what_may_share_inside_is_unknown(loader: object) -> None:
+    assert facts_of(loader, num_parts=2)["is_sharded"] is None
+
+
+def test_held_bytes_of_wrapped_data_sets_count_once() -> None:
+    tensors = TensorDataset(torch.zeros(10, dtype=torch.int64))
+    assert held_bytes(Subset(tensors, [1, 2])) == 80
+    assert held_bytes(ConcatDataset([tensors, tensors, Numbers()])) == 80
+
+
+def test_held_bytes_are_of_memory(tmp_path: Path) -> None:
+    class Mixed(Numbers):
+        def __init__(self) -> None:
+            self.mapped = np.memmap(tmp_path / "file", dtype=np.int8, mode="w+", shape=(1000,))
+            self.by_name = {"a": np.zeros(4, np.int8), "b": [b"12", bytearray(3)], "c": "text"}
+
+    assert held_bytes(Mixed()) == 9
+
+
+def test_our_loader_says_all(tmp_path: Path) -> None:
+    write_tokens([b"a" * 4096], out=tmp_path, settings=TokenSettings(seq_len=16, chunk_size="1KiB"), workers=1)
+    loader = ShardedLoader(str(tmp_path), config={"batch_size": 2})
+    facts = facts_of(loader, num_parts=1)
+    loader.close()
+    assert facts["is_sharded"] is True
+    assert facts["dataset_length"] == facts["samples_per_epoch"] == loader.share.order.num_samples > 200
+    assert facts["dataset_bytes"] > 4000
+    assert facts["held_bytes"] == 0
+
+
+def test_facts_of_a_trainer_never_raise(tmp_path: Path) -> None:
+    trainer = Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu", devices=1, max_steps=1)
+    facts = loader_facts(trainer)
+    assert facts == host_facts(), "there is no loader yet"
+    trainer.fit_loop._combined_loader = type("Combined", (), {"flattened": [DataLoader(Rude(), sampler=[0])]})()
+    assert loader_facts(trainer) == host_facts()
+
+
+def test_host_facts_name_the_processor() -> None:
+    facts = host_facts()
+    assert facts["cpu_cores"] >= 1
+    assert facts["cpu_model"] is None or facts["cpu_model"]
