@@ -21,7 +21,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.capture.backward_end import EndOfCompute
@@ -377,6 +377,7 @@ def _clock_of(device: torch.device, events: EventStream) -> DeviceTimes | None:
 def _unseen(trainer: pl.Trainer, *, owns_events: bool) -> str | None:
     """Why what ranks send each other is not seen; ``None``: it is."""
     strategy = trainer.strategy
-    if trainer.world_size == 1 or not owns_events or isinstance(strategy, DDPStrategy | ModelParallelStrategy):
+    is_seen = isinstance(strategy, DDPStrategy | ModelParallelStrategy) and not isinstance(strategy, DeepSpeedStrategy)
+    if trainer.world_size == 1 or not owns_events or is_seen:
         return None
     return f"what {type(strategy).__name__} sends, and what waits for it, is not seen"
