@@ -25,8 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.capture.backward_end import EndOfCompute
 from lightning_dist.capture.batches import CountTokens, measure, together
-from lightning_dist.capture.collectives import Watched, watch_call, watch_collectives
+from lightning_dist.capture.collectives import Watched, watch_call, watch_collectives, watch_dtensor
 from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
+from lightning_dist.capture.flops import FlopCount
 from lightning_dist.capture.patches import Patches
 from lightning_dist.capture.reducer import ReducerWatch
 from lightning_dist.capture.run_folder import run_folder
@@ -36,6 +37,7 @@ from lightning_dist.monitor.steps import SPAN_OF_PHASE, TAIL, Batches, CutStep, 
 
 _OWN_EVENTS = 4096  # of a stream that only the capture reads
 _MOST_PENDING = 200_000  # events of one step; what is before them is forgotten
+_COUNTED = (SPAN_OF_PHASE[Phase.FORWARD], SPAN_OF_PHASE[Phase.BACKWARD])
 _LATEST_S = 2.0  # how long the end of a fit waits for a device's last moments
 _ATTRIBUTE = "_hierdist_capture"
 
@@ -75,6 +77,8 @@ class TrainerCapture:
         self.problem: str | None = None
         self.unavailable: dict[str, str] = {}
         self.count_tokens: CountTokens | None = None
+        self.flops: FlopCount | None = None
+        self.flops_per_sample: float | None = None  # as counted
         events = getattr(trainer.strategy, "events", None)
         self._owns_events = not isinstance(events, EventStream)
         self.events: EventStream = (
@@ -121,6 +125,14 @@ class TrainerCapture:
     def on_cut(self, call: OnCut) -> None:
         """Like :meth:`on_step`, with what the step was made of."""
         self._on_cut.append(call)
+
+    def count_flops(self) -> None:
+        """Count what a sample takes, in the first batch; not where a rank computes a part of the model only."""
+        parallel = getattr(self._trainer.strategy, "parallel_config", None)
+        if parallel is not None and (parallel.splits or parallel.stages):
+            self.unavailable["flops"] = f"under parallel={parallel.mode} a rank computes a part of the model only"
+        else:
+            self.flops = FlopCount()
 
     def folder(self, wanted: str | Path | None = None) -> Path | None:
         """Where the run's files go, as the first who asks wants it; collective. ``None``: it cannot be made."""
@@ -178,8 +190,11 @@ class TrainerCapture:
         watched = Watched(self.events, tier=self._tier, is_on=lambda: not self.is_closed)
         if self._owns_events:
             watch_collectives(self._patches, watched)
+            watch_dtensor(self._patches, watched)
         else:
             watch_call(self._patches, watched, trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
+            # Layers are shared inside a host.
+            watch_dtensor(self._patches, Watched(self.events, tier="host", is_on=lambda: not self.is_closed))
 
     @property
     def _tier(self) -> str:
@@ -207,6 +222,8 @@ class TrainerCapture:
                 return original(*args, **kwargs)
             start = events.mark()
             try:
+                if self.flops is not None and self.flops.is_counting and span in _COUNTED:
+                    return self.flops.counted(functools.partial(original, *args, **kwargs))
                 return original(*args, **kwargs)
             finally:
                 events.span_from(span, start)
@@ -276,6 +293,9 @@ class TrainerCapture:
         self._batches = together(self._batches, read)
 
     def _next_batch(self, data_fetcher: Any) -> None:
+        if self.flops is not None and self._batches is not None and self.flops.is_counting:
+            self.flops.is_counting = False
+            self.flops_per_sample = self.flops.per_sample(self._batches.samples)
         if not self._is_running or self._trainer.global_step != self._step:
             self._step_ends()
         if self._clock is not None:

@@ -65,7 +65,7 @@ def sharded(mode: str) -> tuple[Callable[[], Any], Callable[[RankContext], pl.Li
 
 
 STAGES = StageCase(pipeline={"size": 2, "micro_batches": 4})
-SPLIT = SplitCase(model="mlp")
+SPLIT = SplitCase()
 RUNS: dict[str, tuple[Callable[[], Any], Callable[[RankContext], pl.LightningModule]]] = {
     "lightning ddp": (lambda: DDPStrategy(process_group_backend="gloo"), reading),
     "lightning fsdp2": (
