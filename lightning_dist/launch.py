@@ -147,7 +147,7 @@ class FunctionLauncher(_MultiProcessingLauncher):
             if dist.get_world_size() > 1:
                 raise LaunchError(
                     f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, and would start "
-                    f"{self._strategy.num_processes} ranks of its own by {self._start_method}: use one start method in "
+                    f"{len(self._strategy.parallel_devices or ())} ranks of its own by {self._start_method}: use one start method in "
                     "a script"
                 )
             end_job()
