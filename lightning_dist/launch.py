@@ -147,8 +147,8 @@ class FunctionLauncher(_MultiProcessingLauncher):
             if dist.get_world_size() > 1:
                 raise LaunchError(
                     f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, and would start "
-                    f"{len(self._strategy.parallel_devices or ())} ranks of its own by {self._start_method}: use one start method in "
-                    "a script"
+                    f"{len(self._strategy.parallel_devices or ())} ranks of its own by {self._start_method}: use one "
+                    "start method in a script"
                 )
             end_job()
             if dist.is_initialized():  # by another strategy
