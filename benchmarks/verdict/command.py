@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--work", type=Path, default=Path("outputs/verdict"), help="runs are kept here, and gone on with"
     )
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no run later")
+    parser.add_argument("--record-only", action="store_true", help="judge nothing yet: a later call does")
     parser.add_argument("--list", action="store_true", help="also those judged wrong, and those that do not count")
     parser.add_argument(
         "--output", type=Path, help="JSON file, with Markdown beside it; default: none for training sets"
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = given.work / name
         folder.mkdir(parents=True, exist_ok=True)
         perform_missing(SETS[name], count, folder, end_s=end_s, console=console)
+        if given.record_only:
+            continue
         performed = read_performed(folder)
         judged = [judge_run(each, folder) for each in counting(performed, count)]
         show(name, performed, judged, console, lists=given.list)
@@ -63,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "median_step_s": sorted(each.step_s for each in performed)[len(performed) // 2] if performed else None,
         }
     path = given.output
+    if given.record_only:
+        return 0
     if path is None and all(name.startswith("judge") for name in given.sets):
         path = RESULTS / f"{today()}-verdict.json"
     if path is not None:

@@ -28,6 +28,7 @@ from lightning_dist.monitor.record import Phase, RunRecord
 from lightning_dist.monitor.verdict import Cause, Finding, Verdict
 
 LEAST_CONFIDENCE = 0.5  # of "compute bound": below, steps are too noisy to say that nothing else counts
+WORTH_A_WORD = 0.03  # of the step: less is hardly worth the work of a change
 LEAST_ERROR = 0.005  # of a share; clocks and the edges of phases are no better
 
 
@@ -104,13 +105,28 @@ def _without_cause(evidence: Evidence, weighed: Sequence[tuple[Rule, Claim]]) ->
             share=share,
             confidence=claim.directness * clear,
             summary=_summary(claim.what, share),
-            evidence=claim.evidence,
+            evidence=(*claim.evidence, *_besides(window, weighed)),
             advice=claim.advice,
             # Of all that is not compute: nothing is to be gained by doing without compute.
             speedup_at_most=amdahl_limit(1 - share),
         ),
         None,
     )
+
+
+def _besides(window: Window, weighed: Sequence[tuple[Rule, Claim]]) -> tuple[str, ...]:
+    """What costs something, and not enough to count."""
+    shares = sorted(((window.share(claim.cost_s), rule) for rule, claim in weighed), key=lambda each: -each[0])
+    worth = [
+        f"{_name(rule)} {percent(share)} (counts from {percent(rule.threshold)} on)"
+        for share, rule in shares
+        if share >= WORTH_A_WORD
+    ]
+    return (f"Besides: {', '.join(worth)}.",) if worth else ()
+
+
+def _name(rule: Rule) -> str:
+    return rule.cause.value.replace("_", " ")
 
 
 def _summary(what: str, share: float) -> str:

@@ -71,8 +71,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.LOSSY_LINK,
         lossy_link.claim,
-        0.1,
-        "loss is no use to anybody, so it counts earlier than other communication",
+        0.12,
+        "as for other communication",
     ),
     Rule(
         Cause.PIPELINE_BUBBLE,
@@ -83,8 +83,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.CHECKPOINT,
         checkpoint.claim,
-        0.05,
-        "at Daly's interval a save of a minute loses 3 % of a day's work; a stall is seen exactly",
+        0.1,
+        "at Daly's interval a save of a minute loses 3 % of a day's work, so a tenth is too often or too slow",
     ),
     Rule(
         Cause.HOST_BOUND,

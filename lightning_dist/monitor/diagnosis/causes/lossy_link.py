@@ -7,7 +7,7 @@ from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.record import Phase
 
-RESENT = 0.02  # of the segments; streams that fill a link's queue make it drop up to 1 % by themselves
+RESENT = 0.05  # of the segments; streams that fill a link's queue make it drop up to 4 % by themselves
 RESENT_PER_S = 1.0  # fewer are accidents of a connection that opens or closes
 
 

@@ -68,7 +68,7 @@ CAUSES: dict[str, tuple[Model, Cause, Reason | None, float]] = {
         Reason.SMALL_BUCKETS,
         0.47,
     ),
-    "segments lost": (Model(communication_s=0.04, resent={"b": 0.03}), Cause.LOSSY_LINK, None, 0.47),
+    "segments lost": (Model(communication_s=0.04, resent={"b": 0.08}), Cause.LOSSY_LINK, None, 0.47),
     "a slow rank": (Model(slow=(Slow((2,), 0.02),)), Cause.STRAGGLER, None, 0.32),
     "a slow host": (Model(slow=(Slow((2, 3), 0.02),)), Cause.STRAGGLER, None, 0.32),
     "a rank with slow storage": (
@@ -124,9 +124,9 @@ def test_one_host_has_no_link() -> None:
 
 def test_a_full_link_is_not_a_lossy_one() -> None:
     """Streams that fill a queue make it drop: that is mentioned, and is no cause."""
-    main = _main(Model(communication_s=0.06, resent={"a": 0.008}))
+    main = _main(Model(communication_s=0.06, resent={"a": 0.03}))
     assert main.cause is Cause.COMMUNICATION
-    assert any("0.8% of its TCP segments" in line for line in main.evidence)
+    assert any("3.0% of its TCP segments" in line for line in main.evidence)
 
 
 def test_causes_have_distinct_advice() -> None:
@@ -142,6 +142,13 @@ def test_speedup_is_amdahls() -> None:
 def test_compute_bound_says_what_all_the_rest_is_worth() -> None:
     main = _main(Model())
     assert main.speedup_at_most == pytest.approx(1 / main.share)
+
+
+def test_compute_bound_lists_what_costs_a_little() -> None:
+    main = _main(Model(checkpoint_every=20, checkpoint_s=0.06, communication_s=0.01))
+    assert main.cause is Cause.COMPUTE_BOUND
+    assert main.evidence[-1].startswith("Besides: communication 9%")
+    assert "checkpoint 6% (counts from 10% on)" in main.evidence[-1]
 
 
 TWO_CAUSES: dict[str, tuple[Model, Cause, Cause]] = {
@@ -166,7 +173,7 @@ TWO_CAUSES: dict[str, tuple[Model, Cause, Cause]] = {
         Cause.STRAGGLER,
     ),
     "loss and loader": (
-        Model(communication_s=0.06, resent={"a": 0.02}, times_s={Phase.DATA_WAIT: 0.02}),
+        Model(communication_s=0.06, resent={"a": 0.08}, times_s={Phase.DATA_WAIT: 0.02}),
         Cause.LOSSY_LINK,
         Cause.DATA_PIPELINE,
     ),
