@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lightning_dist.errors import LaunchError
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from lightning_dist.hydra_job import HydraJob
 
-__all__ = ["RankLauncher", "attach", "check_environment", "end_job", "job", "watch_parent"]
+__all__ = ["FunctionLauncher", "RankLauncher", "attach", "check_environment", "end_job", "job", "watch_parent"]
 
 _ranks: RankProcesses | None = None
 _task_job: HydraJob | None = None  # the job as it was before its task could edit the config; set by `job`
@@ -128,6 +129,31 @@ class RankLauncher(_SubprocessScriptLauncher):
     def close(self) -> None:
         """Wait for the ranks that were started from this process, kill those that are late, and forget them."""
         end_job()
+
+
+class FunctionLauncher(_MultiProcessingLauncher):
+    """Calls the Trainer's function in new processes, by ``spawn``, ``fork`` or ``forkserver``."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Trainer | None = None, **kwargs: Any) -> Any:
+        """Start all ranks and wait for them.
+
+        A fit on one rank before has left its process group and variables here. Ranks that are forked would take the
+        group for theirs, whose threads they lack, and wait for ever; all would meet at a port that is taken.
+
+        Raises:
+            LaunchError: This process is one of several ranks itself.
+        """
+        if dist.is_available() and dist.is_initialized():
+            if dist.get_world_size() > 1:
+                raise LaunchError(
+                    f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, and would start "
+                    f"{len(self._strategy.parallel_devices or ())} ranks of its own by {self._start_method}: use one "
+                    "start method in a script"
+                )
+            end_job()
+            if dist.is_initialized():  # by another strategy
+                dist.destroy_process_group()
+        return super().launch(function, *args, trainer=trainer, **kwargs)
 
 
 def _stage_of(trainer: Trainer | None) -> Callable[[], bool]:

@@ -17,7 +17,6 @@ from lightning.fabric.utilities.distributed import (
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_dist import build
@@ -27,7 +26,7 @@ from lightning_dist.data.loader import ShardedLoader
 from lightning_dist.data.open_loaders import OpenLoaders
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.events import EventStream
-from lightning_dist.launch import RankLauncher
+from lightning_dist.launch import FunctionLauncher, RankLauncher
 from lightning_dist.parent_watch import watch_parent
 
 BroadcastT = TypeVar("BroadcastT")
@@ -129,7 +128,7 @@ class RankStrategy(ParallelStrategy):
         if self.start_method == "popen":
             self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
         else:
-            self._launcher = _MultiProcessingLauncher(self, start_method=self.start_method)  # type: ignore[arg-type]
+            self._launcher = FunctionLauncher(self, start_method=self.start_method)  # type: ignore[arg-type]
 
     def set_world_ranks(self) -> None:
         """Tell the environment which rank this is; called by Lightning before and after launching."""

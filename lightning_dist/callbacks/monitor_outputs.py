@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_dist.build.run_report import REPORT_FILE, write_report
 from lightning_dist.callbacks.cluster_monitor import ClusterMonitor
 from lightning_dist.callbacks.step_timeline import StepTimeline
 from lightning_dist.capture import TrainerCapture, capture_of
 from lightning_dist.capture.facts import rank_header
-from lightning_dist.errors import RecordError
 from lightning_dist.monitor.exporters.means import IntervalMeans
 from lightning_dist.monitor.exporters.prometheus import PrometheusEndpoint, require_package
 from lightning_dist.monitor.outcome import Outcome, judge, size_bytes, wait_for_ranks
@@ -75,6 +75,8 @@ class MonitorOutputs(pl.Callback):
         self._means = IntervalMeans()
         self._capture = capture_of(trainer, self)
         self._capture.on_step(self._take_step)
+        if (self._reports or self._history is not None) and not _all(trainer, StepTimeline) and trainer.is_global_zero:
+            _say("without StepTimeline() among the callbacks there is no verdict, no report and no history")
         for monitor in _all(trainer, ClusterMonitor):
             if id(monitor) not in self._heard:  # it keeps its listeners from fit to fit
                 self._heard.add(id(monitor))
@@ -88,7 +90,7 @@ class MonitorOutputs(pl.Callback):
         endpoint = PrometheusEndpoint(port, host=host)
         endpoint.open(rank_header(trainer, unavailable={}))
         if endpoint.problem is not None:
-            warnings.warn(f"MonitorOutputs: {endpoint.problem}; training goes on", stacklevel=2)
+            _say(f"{endpoint.problem}; training goes on")
             return
         self._endpoint = endpoint
 
@@ -118,8 +120,8 @@ class MonitorOutputs(pl.Callback):
             return
         try:
             self._judge(trainer, folder)
-        except (RecordError, OSError) as error:
-            rank_zero_warn(f"MonitorOutputs: the run is not judged: {error}")
+        except Exception as error:  # training is over and went well, whatever this is
+            _say(f"the run is not judged: {type(error).__name__}: {error}")
 
     def _judge(self, trainer: pl.Trainer, folder: Path) -> None:
         wait_for_ranks(folder, trainer.world_size, timeout_s=_OTHERS_S)
@@ -154,6 +156,12 @@ class MonitorOutputs(pl.Callback):
         if endpoint is not None:
             endpoint.close()
         return capture is not None
+
+
+def _say(text: str) -> None:
+    """A user who makes warnings errors has no training that fails by them."""
+    with contextlib.suppress(Warning):
+        warnings.warn(f"MonitorOutputs: {text}", stacklevel=3)
 
 
 def _all(trainer: pl.Trainer, kind: type[Any]) -> list[Any]:

@@ -26,6 +26,7 @@ class StepTimeline(pl.Callback):
         count_tokens: Tokens of a batch, for those that are not a tensor of whole numbers [samples x length].
         flops_per_sample: Floating point operations of forward and backward for one sample, for the utilisation of the
             device (MFU).
+        count_flops: Count them in the first batch, which takes several times as long, if they are not given.
         peak_flops: What a rank's device can do at most, in operations a second; known devices need none.
     """
 
@@ -36,6 +37,7 @@ class StepTimeline(pl.Callback):
         spans_every: int = 100,
         count_tokens: CountTokens | None = None,
         flops_per_sample: float | None = None,
+        count_flops: bool = False,
         peak_flops: float | None = None,
     ) -> None:
         if spans_every < 1:
@@ -44,6 +46,7 @@ class StepTimeline(pl.Callback):
         self._spans_every = spans_every
         self._count_tokens = count_tokens
         self._flops_per_sample = flops_per_sample
+        self._count_flops = count_flops and flops_per_sample is None
         self._peak_flops = peak_flops
         self._files: StepFiles | None = None
         self.capture: TrainerCapture | None = None
@@ -82,6 +85,8 @@ class StepTimeline(pl.Callback):
     def _open(self, trainer: pl.Trainer) -> None:
         self.capture = capture_of(trainer, self)
         self.capture.count_tokens = self._count_tokens or self.capture.count_tokens
+        if self._count_flops:
+            self.capture.count_flops()
         self._files = StepFiles(
             self.capture,
             folder=self.capture.folder(self._wanted),

@@ -1,8 +1,8 @@
 """What a training asks ``torch.distributed`` for, seen where it asks: Lightning's own calls, FSDP's and the user's.
 
-Functions of the module are replaced while a fit goes on; a collective stays the one that was asked for. What C++ starts
-by itself (DistributedDataParallel's buckets), what DTensor's operators start, and what names the functions before the
-fit (``from torch.distributed import all_reduce``) is not seen here.
+Functions of its modules are replaced while a fit goes on; a collective stays the one that was asked for. What C++
+starts by itself (DistributedDataParallel's buckets), what compiled code does, and what names a function before the fit
+(``from torch.distributed import all_reduce``) is not seen here.
 
 Note [On a device]
     A collective on a device returns at once, and the current stream waits for it: the span is that of the stream. On
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from lightning_dist.capture.patches import Patches
@@ -42,6 +43,15 @@ _FUNCTIONS = (
     "reduce_scatter_tensor",
     "scatter",
 )
+_OF_DTENSOR = (
+    "all_gather_single",
+    "all_gather_tensor",
+    "all_reduce",
+    "all_to_all_single",
+    "broadcast",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)  # they begin an operation, and its result waits where it is used: in eager mode, at once or nearly so
 _WAITING = ("wait_for_unshard", "finalize_backward")  # of FSDP2's parameter groups
 
 
@@ -79,7 +89,15 @@ def watch_collectives(patches: Patches, watched: Watched) -> None:
             patches.replace(dist, name, functools.partial(_recording, watched, name))
     for name in _WAITING:
         if hasattr(FSDPParamGroup, name):
-            patches.replace(FSDPParamGroup, name, functools.partial(_waiting, watched))
+            patches.replace(FSDPParamGroup, name, functools.partial(_waiting, watched, on_host=False))
+
+
+def watch_dtensor(patches: Patches, watched: Watched) -> None:
+    """Record what operators on distributed tensors ask for, and where their results are waited for."""
+    for name in _OF_DTENSOR:
+        if hasattr(funcol, name):
+            patches.replace(funcol, name, functools.partial(_recording, watched, name))
+    patches.replace(funcol, "wait_tensor", functools.partial(_waiting, watched, on_host=True))
 
 
 def watch_call(patches: Patches, watched: Watched, owner: Any, name: str) -> None:
@@ -148,7 +166,7 @@ class WatchedWork(dist.Work):
 def _recording(watched: Watched, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not watched.is_on():
+        if torch.compiler.is_compiling() or not watched.is_on():
             return original(*args, **kwargs)
         start = watched.events.mark()
         given = None
@@ -164,10 +182,13 @@ def _recording(watched: Watched, name: str, original: Callable[..., Any]) -> Cal
     return call
 
 
-def _waiting(watched: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+def _waiting(watched: Watched, original: Callable[..., Any], *, on_host: bool) -> Callable[..., Any]:
+    """Record the calls as waits; on the host only if no wait inside them is seen."""
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not watched.is_on() or watched.events.device_clock is None:  # on CPU what waits is seen itself
+        is_seen = on_host or watched.events.device_clock is not None
+        if torch.compiler.is_compiling() or not is_seen or not watched.is_on():
             return original(*args, **kwargs)
         start = watched.events.mark()
         try:

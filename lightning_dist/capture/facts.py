@@ -20,6 +20,7 @@ import torch
 
 from lightning_dist.capture.commit import commit_of_script
 from lightning_dist.capture.loader_facts import loader_facts
+from lightning_dist.monitor.peaks import peak_flops as peak_flops_of
 from lightning_dist.monitor.record import RankHeader, RunFacts
 from lightning_dist.topology.discover import host_identity
 
@@ -55,7 +56,7 @@ def run_facts(
         config_hash=hashlib.sha256(text.encode()).hexdigest()[:16],
         commit=commit_of_script(),
         versions={"python": platform.python_version(), **_versions()},
-        peak_flops=peak_flops,
+        peak_flops=peak_flops if peak_flops is not None else _peak_flops(trainer),
         flops_per_sample=flops_per_sample,
     )
 
@@ -76,6 +77,14 @@ def rank_header(
         unavailable=dict(unavailable),
         facts={**loader_facts(trainer), "data_parallel_rank": _data_rank(trainer), **(facts or {})},
     )
+
+
+def _peak_flops(trainer: pl.Trainer) -> float | None:
+    device = trainer.strategy.root_device
+    if device.type != "cuda":
+        return None
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    return peak_flops_of(torch.cuda.get_device_name(device), str(trainer.precision), tf32=tf32)
 
 
 def strategy_name(trainer: pl.Trainer) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from pathlib import Path
 from statistics import median
@@ -12,6 +13,7 @@ from lightning_dist.capture.facts import rank_header, run_facts
 from lightning_dist.capture.loader_facts import loader_facts
 from lightning_dist.capture.trainer_capture import TrainerCapture
 from lightning_dist.monitor.rank_file import RankWriter
+from lightning_dist.monitor.record import RunFacts
 from lightning_dist.monitor.run_files import write_facts
 from lightning_dist.monitor.steps import CutStep
 
@@ -49,6 +51,7 @@ class StepFiles:
         self._flops_per_sample = flops_per_sample
         self._peak_flops = peak_flops
         self._writer: RankWriter | None = None
+        self._facts: RunFacts | None = None  # on rank 0, until the first step
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
         self._usual_s: float | None = None
         self._num_steps = 0
@@ -61,8 +64,8 @@ class StepFiles:
         try:
             header = rank_header(trainer, unavailable=self._capture.unavailable, facts=loader_facts(trainer))
             if trainer.is_global_zero:
-                facts = run_facts(trainer, peak_flops=self._peak_flops, flops_per_sample=self._flops_per_sample)
-                write_facts(self.folder, facts)
+                self._facts = run_facts(trainer, peak_flops=self._peak_flops, flops_per_sample=self._flops_per_sample)
+                write_facts(self.folder, self._facts)
             self._writer = RankWriter(self.folder, "steps", header)
             self._capture.on_cut(self._write)
         except Exception as error:
@@ -79,10 +82,19 @@ class StepFiles:
 
     def _write(self, cut: CutStep) -> None:
         assert self._writer is not None
+        if self._facts is not None:
+            self._add_flops(self._facts)
         self._writer.step(cut.record)
         if self._wants_spans(cut.record.duration_s):
             self._writer.spans(cut.record.step, cut.spans())
         self._num_steps += 1
+
+    def _add_flops(self, facts: RunFacts) -> None:
+        """What the first batch has shown, once."""
+        self._facts = None
+        counted = self._capture.flops_per_sample
+        if counted is not None and facts.flops_per_sample is None and self.folder is not None:
+            write_facts(self.folder, dataclasses.replace(facts, flops_per_sample=counted))
 
     def _wants_spans(self, duration_s: float) -> bool:
         number = self._num_steps

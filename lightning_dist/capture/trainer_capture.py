@@ -21,12 +21,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.capture.backward_end import EndOfCompute
 from lightning_dist.capture.batches import CountTokens, measure, together
-from lightning_dist.capture.collectives import Watched, watch_call, watch_collectives
+from lightning_dist.capture.collectives import Watched, watch_call, watch_collectives, watch_dtensor
 from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
+from lightning_dist.capture.flops import FlopCount
 from lightning_dist.capture.patches import Patches
 from lightning_dist.capture.reducer import ReducerWatch
 from lightning_dist.capture.run_folder import run_folder
@@ -36,6 +38,7 @@ from lightning_dist.monitor.steps import SPAN_OF_PHASE, TAIL, Batches, CutStep, 
 
 _OWN_EVENTS = 4096  # of a stream that only the capture reads
 _MOST_PENDING = 200_000  # events of one step; what is before them is forgotten
+_COUNTED = (SPAN_OF_PHASE[Phase.FORWARD], SPAN_OF_PHASE[Phase.BACKWARD])
 _LATEST_S = 2.0  # how long the end of a fit waits for a device's last moments
 _ATTRIBUTE = "_hierdist_capture"
 
@@ -75,6 +78,8 @@ class TrainerCapture:
         self.problem: str | None = None
         self.unavailable: dict[str, str] = {}
         self.count_tokens: CountTokens | None = None
+        self.flops: FlopCount | None = None
+        self.flops_per_sample: float | None = None  # as counted
         events = getattr(trainer.strategy, "events", None)
         self._owns_events = not isinstance(events, EventStream)
         self.events: EventStream = (
@@ -99,8 +104,20 @@ class TrainerCapture:
         self._folder_is_known = False
         self.is_closed = False
         thread = threading.get_ident() if self._clock is None else COMPUTE
-        self.cutter = StepCutter(self.rank, thread=thread)
-        self._open()
+        unseen = _unseen(trainer, owns_events=self._owns_events)
+        if unseen is not None:
+            self.unavailable[Phase.COMMUNICATION.value] = unseen
+        self.cutter = StepCutter(
+            self.rank,
+            thread=thread,
+            unknown=() if unseen is None else [Phase.COMMUNICATION],
+            sees_communication=unseen is None,
+        )
+        try:
+            self._open()
+        except Exception:
+            self.close()
+            raise
 
     # -- who uses it --------------------------------------------------------------------------------------------------
 
@@ -121,6 +138,14 @@ class TrainerCapture:
     def on_cut(self, call: OnCut) -> None:
         """Like :meth:`on_step`, with what the step was made of."""
         self._on_cut.append(call)
+
+    def count_flops(self) -> None:
+        """Count what a sample takes, in the first batch; not where a rank computes a part of the model only."""
+        parallel = getattr(self._trainer.strategy, "parallel_config", None)
+        if parallel is not None and (parallel.splits or parallel.stages):
+            self.unavailable["flops"] = f"under parallel={parallel.mode} a rank computes a part of the model only"
+        else:
+            self.flops = FlopCount()
 
     def folder(self, wanted: str | Path | None = None) -> Path | None:
         """Where the run's files go, as the first who asks wants it; collective. ``None``: it cannot be made."""
@@ -164,6 +189,9 @@ class TrainerCapture:
         self._span(strategy, "optimizer_step", Phase.OPTIMIZER)
         self._span(strategy.precision_plugin, "clip_gradients", Phase.OPTIMIZER)
         self._span(trainer, "save_checkpoint", Phase.CHECKPOINT)
+        for saver in trainer.checkpoint_callbacks:
+            if hasattr(saver, "_save_checkpoint"):  # AsyncShardedCheckpoint may save beside the Trainer
+                self._span(saver, "_save_checkpoint", Phase.CHECKPOINT)
         self._span(loop.val_loop, "run", Phase.VALIDATION)
         self._span(trainer._logger_connector, "log_metrics", Phase.LOGGING)
         for logger in trainer.loggers:
@@ -178,8 +206,11 @@ class TrainerCapture:
         watched = Watched(self.events, tier=self._tier, is_on=lambda: not self.is_closed)
         if self._owns_events:
             watch_collectives(self._patches, watched)
+            watch_dtensor(self._patches, watched)
         else:
             watch_call(self._patches, watched, trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
+            # Layers are shared inside a host.
+            watch_dtensor(self._patches, Watched(self.events, tier="host", is_on=lambda: not self.is_closed))
 
     @property
     def _tier(self) -> str:
@@ -207,6 +238,8 @@ class TrainerCapture:
                 return original(*args, **kwargs)
             start = events.mark()
             try:
+                if self.flops is not None and self.flops.is_counting and span in _COUNTED:
+                    return self.flops.counted(functools.partial(original, *args, **kwargs))
                 return original(*args, **kwargs)
             finally:
                 events.span_from(span, start)
@@ -276,6 +309,9 @@ class TrainerCapture:
         self._batches = together(self._batches, read)
 
     def _next_batch(self, data_fetcher: Any) -> None:
+        if self.flops is not None and self._batches is not None and self.flops.is_counting:
+            self.flops.is_counting = False
+            self.flops_per_sample = self.flops.per_sample(self._batches.samples)
         if not self._is_running or self._trainer.global_step != self._step:
             self._step_ends()
         if self._clock is not None:
@@ -337,5 +373,14 @@ def say(text: str) -> None:
 
 
 def _clock_of(device: torch.device, events: EventStream) -> DeviceTimes | None:
-    """What notes a device's moments; on CPU the host's clock does."""
-    return None if device.type == "cpu" else DeviceTimes(device, events.clock_ns)
+    """What notes a device's moments; elsewhere the host's clock does."""
+    return DeviceTimes(device, events.clock_ns) if device.type == "cuda" else None
+
+
+def _unseen(trainer: pl.Trainer, *, owns_events: bool) -> str | None:
+    """Why what ranks send each other is not seen; ``None``: it is."""
+    strategy = trainer.strategy
+    is_seen = isinstance(strategy, DDPStrategy | ModelParallelStrategy) and not isinstance(strategy, DeepSpeedStrategy)
+    if trainer.world_size == 1 or not owns_events or is_seen:
+        return None
+    return f"what {type(strategy).__name__} sends, and what waits for it, is not seen"

@@ -57,7 +57,7 @@ class ClusterWatch:
         settings: How often.
         device: What the rank trains on.
         steps: How many steps there were by now.
-        store: Of the default process group; ``None``: there is no other rank.
+        store: Of the default process group; ``None``: there is none.
         world_size: Number of ranks.
         checkpoint_event: Name of the span of a checkpoint's write in the background.
         writes_at_once: Whether checkpoints are written while training stands still.
@@ -83,7 +83,10 @@ class ClusterWatch:
         if (why := unavailable.get("communication")) is not None:
             unavailable |= {"communication_share": why, "exposed_communication_share": why}
         if store is None:
-            unavailable["heartbeat_timeouts"] = "there is one rank, and nobody to look at it"
+            alone = world_size == 1
+            unavailable["heartbeat_timeouts"] = (
+                "there is one rank, and nobody to look at it" if alone else "the ranks share no store of torch"
+            )
         self.header = dataclasses.replace(header, unavailable=unavailable, facts={**header.facts, **opened.facts})
         self._say = say
         self._steps_source = StepSource(writes_at_once=writes_at_once)

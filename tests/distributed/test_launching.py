@@ -55,6 +55,22 @@ def test_spawn_and_fork_train_alike(by_script: FreshResult, name: str) -> None:
     assert f"main of rank 0 has {ends[0].split()[-1]}" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("first", "how", "second"),
+    [
+        ("hierdist", "fails", "hierdist_zero2_fork"),
+        pytest.param("hierdist", "ends", "hierdist_spawn", marks=pytest.mark.sweep),
+        pytest.param("ddp", "ends", "hierdist_fork", marks=pytest.mark.sweep),
+    ],
+)
+def test_ranks_start_anew_after_a_fit_on_one(first: str, how: str, second: str) -> None:
+    """Forked ranks took the group of that fit for theirs, and waited for ever."""
+    printed = run_script([SCRIPT.with_name("one_then_two.py"), first, how, second], deadline_s=100).check().stdout
+    assert ("caught the user's own" in printed) is (how == "fails")
+    ended = re.findall(r"rank (\d of \d) has trained", printed)
+    assert sorted(ended) == ["0 of 2", "1 of 2"] if how == "fails" else ["0 of 1", "0 of 2", "1 of 2"]
+
+
 def test_torchrun(by_script: FreshResult) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port", str(free_port())]
     result = run_script([*command, str(SCRIPT)], deadline_s=100).check()

@@ -6,6 +6,7 @@ import csv
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lightning.pytorch as pl
 import pytest
@@ -122,6 +123,39 @@ def test_a_history_that_cannot_be_written_is_a_warning(ranks: RankPool, tmp_path
     (tmp_path / "file").write_text("")
     said, _ = ranks.run(unwritable, world_size=2, args=(str(tmp_path),))
     assert any("the run is not judged" in text for text in said)
+
+
+def alone(context: RankContext, folder: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = trainer_on_pool(context, DDPStrategy(), callbacks=[MonitorOutputs(history=f"{folder}/history")])
+        trainer.fit(OddModule(sgd), loader_of(make_batches(context.world_size, 3)[context.rank]))
+    return [str(warning.message) for warning in caught if "MonitorOutputs" in str(warning.message)]
+
+
+def test_without_a_timeline_it_says_what_is_missing(ranks: RankPool, tmp_path: Path) -> None:
+    said, silent = ranks.run(alone, world_size=2, args=(str(tmp_path),))
+    assert ["without StepTimeline()" in text for text in said] == [True]
+    assert silent == []
+    assert not (tmp_path / "history").exists()
+
+
+def broken(context: RankContext, folder: str) -> list[str]:
+    def fail(record: Any) -> Any:
+        raise ZeroDivisionError("as planned")
+
+    with warnings.catch_warnings(record=True) as caught, patch("lightning_dist.monitor.outcome.diagnose", fail):
+        warnings.simplefilter("always")
+        outputs = MonitorOutputs(history=None)
+        trainer = trainer_on_pool(context, DDPStrategy(), callbacks=[StepTimeline(folder), outputs])
+        trainer.fit(OddModule(sgd), loader_of(make_batches(context.world_size, 3)[context.rank]))
+    return [str(warning.message) for warning in caught if "MonitorOutputs" in str(warning.message)]
+
+
+def test_a_verdict_that_fails_fails_no_training(ranks: RankPool, tmp_path: Path) -> None:
+    said, silent = ranks.run(broken, world_size=2, args=(str(tmp_path / "monitor"),))
+    assert ["not judged: ZeroDivisionError: as planned" in text for text in said] == [True]
+    assert silent == []
 
 
 def test_off_is_nothing_and_unknown_is_refused() -> None:

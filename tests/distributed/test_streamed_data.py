@@ -389,6 +389,15 @@ def test_started_ranks_read_each_sample_once_and_leave_no_reader(strategy: str) 
     assert sorted(map(int, trained)) == list(range(13))
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_readers_may_be_processes_that_are_started_anew(tmp_path: Path, method: str) -> None:
+    folder = write_tokens_of(tmp_path / "data", [6, 6])
+    printed = run_script([SCRIPT.with_name("spawned_readers.py"), method, str(folder)], deadline_s=150).check().stdout
+    assert printed.count(f"read {list(range(0, 24, 2))}") == 2, printed
+    assert "left []" in printed
+
+
 class Fatal(Ids):
     """Kills whoever reads sample 9."""
 

@@ -61,7 +61,7 @@ class PrometheusEndpoint:
         port = self.port + header.local_rank if self.port else 0
         try:
             self._server = _Server(self._figures.of(header), self.host, port)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the latter: beyond the last port
             self.problem = f"no Prometheus endpoint on {self.host}:{port}: {error}"
             return
         self.port = self._server.port

@@ -25,6 +25,7 @@ from lightning_dist.monitor.history.summary import MetricSummary, RunSummary
 LEVEL = 0.05
 BLOCKS_AT_LEAST = 8  # the normal approximation is good from here on
 LIKE_RUNS_AT_LEAST = 3
+LIKE_RUNS_AT_MOST = 10  # of more, the largest difference says little
 _Z = statistics.NormalDist()
 
 
@@ -89,9 +90,12 @@ def compare(first: RunSummary, second: RunSummary, *, history: Iterable[RunSumma
     Args:
         first: The one that is compared with.
         second: The one that is judged.
-        history: Other runs; those of the first one's configuration on a machine of its kind tell what is usual.
+        history: Other runs; those like the first, up to it, tell what is usual. Later ones may have what is looked for.
     """
-    like = [run for run in history if run.is_like(first) and run.run_id != second.run_id]
+    like = sorted(
+        (run for run in history if run.is_like(first) and run.moment <= first.moment and run.run_id != second.run_id),
+        key=lambda run: run.moment,
+    )[-LIKE_RUNS_AT_MOST:]
     both = [name for name in KINDS if name in first.metrics and name in second.metrics]
     found = [_difference(name, first.metrics[name], second.metrics[name], _usual(name, like)) for name in both]
     return Comparison(

@@ -302,3 +302,21 @@ def test_a_capture_that_fails_ends_and_training_goes_on() -> None:
     assert [each.step for each in broken.steps] == [0]
     trainer_of().fit(plain, DataLoader(Numbers(clock, 6), batch_size=2))
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
+
+
+class Counting(Recorder):
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        assert self.capture is not None
+        self.capture.count_flops()
+
+
+def test_operations_are_counted_in_the_first_batch_only() -> None:
+    clock = Clock()
+    recorder = Counting(clock)
+    trainer_of(recorder).fit(Module(clock), DataLoader(Numbers(clock, 6), batch_size=2))
+    assert recorder.capture is not None
+    # 3 products and 3 sums a sample in forward, and as many for the gradient of the weights.
+    assert recorder.capture.flops_per_sample == 12
+    assert recorder.capture.flops is not None
+    assert recorder.capture.flops.total == 24

@@ -17,8 +17,10 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from lightning_dist import DataConfig, ShardedDataModule, ShardedLoader, Source
+from lightning_dist.data.batches import BatchPlan, BatchReader
 from lightning_dist.data.loader import SKIPPED, WAIT
 from lightning_dist.data.replicas import Replicas
 from lightning_dist.errors import (
@@ -511,6 +513,21 @@ def test_nothing_is_left(tmp_path: Path, workers: dict[str, Any], how: str) -> N
     assert before.leaks() == []
 
 
+def test_a_process_that_is_started_anew_reads_alike(tmp_path: Path) -> None:
+    """It is sent the reader, as pickled bytes."""
+    folder = write_tokens_of(tmp_path / "data", [12])
+    reader = BatchReader(
+        [Source(folder)], transform=None, collate=default_collate, seed=0, replica=0, skips=False, seeds=False
+    )
+    chunks = np.array([0, 2, 1])
+    plan = BatchPlan(0, np.arange(3), np.zeros(3, dtype=np.int64), chunks, np.arange(3))
+    expected = reader(plan)
+    again = pickle.loads(pickle.dumps(reader))
+    assert torch.equal(again(plan).batch, expected.batch)
+    for each in (reader, again):
+        each.sources[0].close()
+
+
 def test_a_forked_process_reads_by_itself(tmp_path: Path) -> None:
     """What is open belongs to the process that opened it."""
     before = Snapshot.take()
@@ -618,7 +635,7 @@ def test_weights_are_positive_numbers(weight: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [([], "at least one Source"), ((), "at least one Source"), ({"a": Ids(3)}, r"names \(a\)")],
-    ids=str,
+    ids=["list", "tuple", "mapping"],
 )
 def test_no_data_and_names_are_refused_when_a_loader_is_made(data: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

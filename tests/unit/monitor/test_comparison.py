@@ -123,6 +123,8 @@ def test_what_runs_of_a_configuration_usually_differ_by_is_no_news() -> None:
     others = [replace(run, config_hash="other") for run in like]
     assert difference(first, second, history=others).what is Change.WORSE
     assert difference(first, second, history=like[:2]).usual is None
+    later = [replace(run, started="2026-12-01T00:00:00+00:00") for run in like]
+    assert difference(first, second, history=later).usual is None, "they may have what is looked for"
 
 
 def test_options_and_machines_that_differ_are_said() -> None:
