@@ -206,6 +206,9 @@ class TrainerCapture:
         self._span(strategy, "optimizer_step", Phase.OPTIMIZER)
         self._span(strategy.precision_plugin, "clip_gradients", Phase.OPTIMIZER)
         self._span(trainer, "save_checkpoint", Phase.CHECKPOINT)
+        for saver in trainer.checkpoint_callbacks:
+            if hasattr(saver, "_save_checkpoint"):  # AsyncShardedCheckpoint may save beside the Trainer
+                self._span(saver, "_save_checkpoint", Phase.CHECKPOINT)
         self._span(loop.val_loop, "run", Phase.VALIDATION)
         self._span(trainer._logger_connector, "log_metrics", Phase.LOGGING)
         for logger in trainer.loggers:
