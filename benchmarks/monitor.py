@@ -1,13 +1,15 @@
 """What StepTimeline and ClusterMonitor cost: paired fits with and without them, and memory over many steps.
 
     python -m benchmarks.monitor
-    python -m benchmarks.monitor --rounds 5 --ranks 2 --strategy hierdist
+    python -m benchmarks.monitor --steps 2000 --ranks 2 --strategy hierdist
 
-Steps of about 20 ms: multiplications of matrices in forward and backward, whose number is found first. A round fits the
-same module under each arm, in an order that changes from round to round; an arm's step is the median of its steps after
-the first ones, so that a process that comes between counts little; its ratio is to ``plain`` in the same round. Beside
-it the processor time of the process a step, all threads together, which is what the callbacks take from it wherever
-they do it. Memory: resident size of the process over one long fit. Results go to ``benchmarks/results/``.
+Steps of about 20 ms: multiplications of matrices in forward and backward, whose number is found first.
+
+What the training thread pays is measured inside one fit with both callbacks: a few steps in which the capture records,
+then as many in which its wrappers pass calls through, and so on; each pair of neighbours gives a ratio, and the median
+over all pairs is little moved by other processes. Processor time of the thread is measured likewise. What the threads
+in the background take is the processor time of the process less that of the training thread, beside a fit without
+callbacks. Memory: resident size of the process over one long fit. Results go to ``benchmarks/results/``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,7 @@ from lightning_dist import ClusterMonitor, StepTimeline
 
 WARM = 20  # steps of a fit that are not counted
 WIDTH = 256
-ARMS: dict[str, Callable[[Path], list[pl.Callback]]] = {
-    "plain": lambda folder: [],
-    "StepTimeline": lambda folder: [StepTimeline(folder)],
-    "ClusterMonitor": lambda folder: [ClusterMonitor(folder)],
-    "both": lambda folder: [StepTimeline(folder), ClusterMonitor(folder)],
-}
+BLOCK = 5  # steps of a kind, one after another
 
 
 class Work(pl.LightningModule):
@@ -71,30 +68,47 @@ class Work(pl.LightningModule):
 
 
 class Stopwatch(pl.Callback):
-    """When each batch began, and what the process had used by then."""
+    """When each batch began, and what the training thread and the process had used by then.
 
-    def __init__(self) -> None:
+    Args:
+        timeline: Records in every second block of steps only; ``None``: nothing records.
+        switches: Whether it does so.
+    """
+
+    def __init__(self, timeline: StepTimeline | None, *, switches: bool) -> None:
         self.wall_s: list[float] = []
-        self.cpu_s: list[float] = []
+        self.thread_s: list[float] = []
+        self.process_s: list[float] = []
         self.resident_bytes: list[int] = []
+        self._timeline = timeline
+        self._switches = switches
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        number = len(self.wall_s)
         self.wall_s.append(time.perf_counter())
-        self.cpu_s.append(time.process_time())
-        if len(self.wall_s) % 100 == 1:
+        self.thread_s.append(time.thread_time())
+        self.process_s.append(time.process_time())
+        if number % 100 == 0:
             self.resident_bytes.append(resident_bytes())
+        if self._switches and self._timeline is not None and self._timeline.capture is not None:
+            self._timeline.capture.is_closed = number // BLOCK % 2 == 0  # its wrappers then pass calls through
+
+    def blocks(self, taken: list[float]) -> list[float]:
+        """Means of the blocks that count; the step in which one kind turns into the other belongs to neither."""
+        times = [b - a for a, b in itertools.pairwise(taken)]
+        whole = len(times) // (2 * BLOCK) * 2 * BLOCK
+        return [statistics.median(times[start + 1 : start + BLOCK]) for start in range(2 * BLOCK, whole, BLOCK)]
 
     @property
     def step_s(self) -> float:
-        """Median of the steps that count."""
-        times = self.wall_s[WARM:]
-        return statistics.median(b - a for a, b in itertools.pairwise(times))
+        """Median step."""
+        return statistics.median(b - a for a, b in itertools.pairwise(self.wall_s[WARM:]))
 
     @property
-    def cpu_step_s(self) -> float:
-        """Mean over them: threads of the background work now and then."""
-        times = self.cpu_s[WARM:]
-        return (times[-1] - times[0]) / (len(times) - 1)
+    def background_s(self) -> float:
+        """Processor time of the other threads, a step."""
+        others = [p - t for p, t in zip(self.process_s[WARM:], self.thread_s[WARM:], strict=True)]
+        return (others[-1] - others[0]) / (len(others) - 1)
 
 
 def resident_bytes() -> int:
@@ -102,12 +116,14 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def fit(arm: str, steps: int, repeats: int, trainer: dict[str, Any]) -> Stopwatch:
-    """Some steps under one arm."""
-    watch = Stopwatch()
+def fit(steps: int, repeats: int, trainer: dict[str, Any], *, watched: bool, switches: bool = False) -> Stopwatch:
+    """Some steps, with both callbacks or none."""
     data = TensorDataset(torch.randn(32 * 64, 64))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        timeline = StepTimeline(Path(folder) / "monitor") if watched else None
+        watch = Stopwatch(timeline, switches=switches)
+        monitors = [timeline, ClusterMonitor(Path(folder) / "monitor")] if timeline is not None else []
         pl.Trainer(
             max_steps=steps + WARM,
             max_epochs=-1,
@@ -116,7 +132,7 @@ def fit(arm: str, steps: int, repeats: int, trainer: dict[str, Any]) -> Stopwatc
             enable_progress_bar=False,
             enable_model_summary=False,
             accelerator="cpu",
-            callbacks=[*ARMS[arm](Path(folder) / "monitor"), watch],
+            callbacks=[*monitors, watch],
             **trainer,
         ).fit(Work(repeats), DataLoader(data, batch_size=32))
     return watch
@@ -124,54 +140,57 @@ def fit(arm: str, steps: int, repeats: int, trainer: dict[str, Any]) -> Stopwatc
 
 def repeats_for(step_s: float, trainer: dict[str, Any]) -> int:
     """How often to multiply for a step to take so long."""
-    few, many = (fit("plain", 60, repeats, trainer).step_s for repeats in (20, 120))
+    few, many = (fit(60, repeats, trainer, watched=False).step_s for repeats in (20, 120))
     return max(1, round(20 + (step_s - few) / max(1e-6, (many - few) / 100)))
 
 
-def overhead(rounds: int, steps: int, repeats: int, trainer: dict[str, Any]) -> dict[str, Any]:
-    """Ratios of all arms to ``plain``."""
-    names = list(ARMS)
-    taken: list[dict[str, Stopwatch]] = []
-    for number in range(rounds):
-        order = names[number % len(names) :] + names[: number % len(names)]
-        taken.append({arm: fit(arm, steps, repeats, trainer) for arm in order})
-    found: dict[str, Any] = {}
-    for arm in names:
-        wall = [each[arm].step_s / each["plain"].step_s for each in taken]
-        cpu = [each[arm].cpu_step_s / each["plain"].cpu_step_s for each in taken]
-        found[arm] = {
-            "step_s": statistics.median(each[arm].step_s for each in taken),
-            "ratio": statistics.median(wall),
-            "ratios": wall,
-            "cpu_ratio": statistics.median(cpu),
-            "cpu_ratios": cpu,
+def overhead(steps: int, repeats: int, trainer: dict[str, Any]) -> dict[str, Any]:
+    """Ratios of recorded steps to their neighbours that are not."""
+    watch = fit(steps, repeats, trainer, watched=True, switches=True)
+    plain = fit(steps // 4, repeats, trainer, watched=False)
+    found: dict[str, Any] = {"background_s": watch.background_s, "plain_background_s": plain.background_s}
+    for name, taken in (("wall", watch.wall_s), ("thread", watch.thread_s)):
+        blocks = watch.blocks(taken)
+        off, on = blocks[0::2], blocks[1::2]
+        ratios = sorted(b / a for a, b in zip(off, on, strict=False))
+        found[name] = {
+            "off_s": statistics.median(off),
+            "on_s": statistics.median(on),
+            "ratio": statistics.median(ratios),
+            "quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
+            "pairs": len(ratios),
         }
     return found
 
 
 def memory(steps: int, trainer: dict[str, Any]) -> dict[str, Any]:
-    """Resident size at the start, the middle and the end of a long fit with both callbacks, and of one without."""
+    """Resident size near the start, in the middle and at the end of a long fit with both callbacks, and without."""
     found = {}
-    for arm in ("plain", "both"):
-        sizes = fit(arm, steps, 1, trainer).resident_bytes
-        found[arm] = {"after_100": sizes[1], "middle": sizes[len(sizes) // 2], "end": sizes[-1]}
+    for watched in (False, True):
+        sizes = fit(steps, 1, trainer, watched=watched).resident_bytes
+        found["both" if watched else "plain"] = {
+            "after_100": sizes[1],
+            "middle": sizes[len(sizes) // 2],
+            "end": sizes[-1],
+        }
     return {"steps": steps, **found}
 
 
 def table(result: dict[str, Any]) -> Table:
     """As a table."""
-    shown = Table(
-        title=f"{result['strategy']}, {result['ranks']} rank(s), {result['rounds']} rounds of {result['steps']} steps"
-    )
-    for column in ("arm", "step ms", "step, of plain", "range", "processor time, of plain"):
-        shown.add_column(column, justify="left" if column == "arm" else "right")
-    for arm, row in result["arms"].items():
+    shown = Table(title=f"{result['strategy']}, {result['ranks']} rank(s), {result['steps']} steps")
+    for column in ("time of a step", "off ms", "on ms", "ratio", "quartiles", "pairs"):
+        shown.add_column(column, justify="left" if column == "time of a step" else "right")
+    for name, title in (("wall", "elapsed"), ("thread", "processor, training thread")):
+        row = result["overhead"][name]
+        low, high = row["quartiles"]
         shown.add_row(
-            arm,
-            f"{row['step_s'] * 1e3:.2f}",
+            title,
+            f"{row['off_s'] * 1e3:.3f}",
+            f"{row['on_s'] * 1e3:.3f}",
             f"{row['ratio']:.4f}",
-            f"{min(row['ratios']):.3f}-{max(row['ratios']):.3f}",
-            f"{row['cpu_ratio']:.4f}",
+            f"{low:.3f}-{high:.3f}",
+            str(row["pairs"]),
         )
     return shown
 
@@ -179,8 +198,7 @@ def table(result: dict[str, Any]) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=300, help="counted steps of a fit")
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--strategy", default="auto")
@@ -193,15 +211,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer = {"devices": given.ranks, "strategy": given.strategy}
     repeats = repeats_for(given.step_ms / 1e3, trainer)
     result: dict[str, Any] = {
-        "command": f"python -m benchmarks.monitor --rounds {given.rounds} --steps {given.steps} "
-        f"--ranks {given.ranks} --strategy {given.strategy}",
+        "command": f"python -m benchmarks.monitor --steps {given.steps} --ranks {given.ranks} "
+        f"--strategy {given.strategy}",
         "commit": commit(),
         "date": today(),
         "strategy": given.strategy,
         "ranks": given.ranks,
-        "rounds": given.rounds,
         "steps": given.steps,
-        "arms": overhead(given.rounds, given.steps, repeats, trainer),
+        "overhead": overhead(given.steps, repeats, trainer),
     }
     if given.memory_steps:
         result["memory"] = memory(given.memory_steps, trainer)
@@ -211,6 +228,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     path.write_text(json.dumps(result, indent=1) + "\n")
     console = Console()
     console.print(table(result))
+    console.print(
+        f"other threads, processor time a step: {result['overhead']['background_s'] * 1e3:.3f} ms, without callbacks "
+        f"{result['overhead']['plain_background_s'] * 1e3:.3f} ms"
+    )
     console.print(f"memory: {result.get('memory')}")
     console.print(f"written: {path}")
     return 0

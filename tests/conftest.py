@@ -46,10 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything under ``multihost/`` needs several hosts."""
+    """Everything under ``multihost/`` needs several hosts; names are the same in every process, as lanes need them."""
     for item in items:
         if MULTIHOST_FOLDER in item.path.parents:
             item.add_marker(pytest.mark.multihost)
+    unnamed = [item.nodeid for item in items if " at 0x" in item.name]
+    if unnamed:
+        raise pytest.UsageError(f"an object's address is in the name of {unnamed[0]}; give its parameters ids")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

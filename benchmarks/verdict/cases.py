@@ -74,7 +74,7 @@ def make_case(case_set: CaseSet, number: int) -> Case:
     random_ = random.Random(seed)
     if case_set.causes == 0:
         run = _healthy(seed, random_, HEALTHY_STRATEGIES)
-        run = replace(run, compute_s=1.3 * run.compute_s)  # clearly more than a run's overhead
+        run = replace(run, compute_s=1.4 * run.compute_s)  # clearly more than a run's overhead
         return Case(seed, _long_enough(with_nuisances(run, (), random_)), {})
     if case_set.causes == 1:
         cause = list(Injected)[number % len(Injected)]

@@ -20,7 +20,7 @@ from benchmarks.verdict.cases import SETS, CaseSet, make_case
 from benchmarks.verdict.performing import Hosts, Performed
 from benchmarks.verdict.report import markdown
 from benchmarks.verdict.scoring import Judged, Score, judge, score
-from benchmarks.verdict.truth import shares, why_not
+from benchmarks.verdict.truth import is_overshadowed, shares, why_not
 from lightning_dist.errors import RecordError
 from lightning_dist.monitor.diagnosis import diagnose
 from lightning_dist.monitor.run_files import read_run
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--work", type=Path, default=Path("outputs/verdict"), help="runs are kept here, and gone on with"
     )
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no run later")
+    parser.add_argument("--record-only", action="store_true", help="judge nothing yet: a later call does")
     parser.add_argument("--list", action="store_true", help="also those judged wrong, and those that do not count")
     parser.add_argument(
         "--output", type=Path, help="JSON file, with Markdown beside it; default: none for training sets"
@@ -51,18 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = given.work / name
         folder.mkdir(parents=True, exist_ok=True)
         perform_missing(SETS[name], count, folder, end_s=end_s, console=console)
+        if given.record_only:
+            continue
         performed = read_performed(folder)
         judged = [judge_run(each, folder) for each in counting(performed, count)]
         show(name, performed, judged, console, lists=given.list)
         results[name] = {
             "runs": [asdict(each) for each in judged],
             "score": asdict(score(judged)),
+            "overshadowed": asdict(score([judge_run(each, folder) for each in performed if is_overshadowed(each)])),
             "left_out": {str(each.seed): why for each in performed if (why := why_not(each)) is not None},
             "seeds": [SETS[name].first_seed, SETS[name].first_seed + len(performed)],
             "wanted": count,
             "median_step_s": sorted(each.step_s for each in performed)[len(performed) // 2] if performed else None,
         }
     path = given.output
+    if given.record_only:
+        return 0
     if path is None and all(name.startswith("judge") for name in given.sets):
         path = RESULTS / f"{today()}-verdict.json"
     if path is not None:

@@ -47,6 +47,13 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield f"## {TITLES[name]}"
         yield ""
+        overshadowed = result["overshadowed"]
+        if overshadowed["runs"]:
+            yield (
+                f"Of {overshadowed['runs']} runs that were left out since something else cost more than what was put "
+                f"in, what was put in was named first in {overshadowed['right']}."
+            )
+            yield ""
         yield "| put in | " + ("said, main and second" if name.endswith("2") else "said") + " | runs |"
         yield "|---|---|---|"
         for truth, said in result["score"]["confusion"].items():

@@ -42,7 +42,19 @@ def why_not(performed: Performed) -> str | None:
     cause, least = min(measured.items(), key=lambda item: item[1])
     if least < LEAST_SHARE:
         return f"{cause} costs {least:.0%}"
-    rest = 1 - compute - sum(measured.values())
-    if len(measured) == 1 and rest > least:
-        return f"{cause} costs {least:.0%}, something else {rest:.0%}"
+    if is_overshadowed(performed):
+        return f"{cause} costs {least:.0%}, something else {_rest(performed):.0%}"
     return None
+
+
+def is_overshadowed(performed: Performed) -> bool:
+    """Whether a single cause costs enough, and something else in the run costs more."""
+    if performed.failure is not None or len(performed.causes) != 1:
+        return False
+    (share,) = shares(performed).values()
+    return LEAST_SHARE <= share < _rest(performed)
+
+
+def _rest(performed: Performed) -> float:
+    """The share that is neither compute nor the causes."""
+    return 1 - performed.compute_s / performed.step_s - sum(shares(performed).values())

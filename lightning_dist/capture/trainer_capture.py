@@ -21,6 +21,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.capture.backward_end import EndOfCompute
@@ -103,8 +104,20 @@ class TrainerCapture:
         self._folder_is_known = False
         self.is_closed = False
         thread = threading.get_ident() if self._clock is None else COMPUTE
-        self.cutter = StepCutter(self.rank, thread=thread)
-        self._open()
+        unseen = _unseen(trainer, owns_events=self._owns_events)
+        if unseen is not None:
+            self.unavailable[Phase.COMMUNICATION.value] = unseen
+        self.cutter = StepCutter(
+            self.rank,
+            thread=thread,
+            unknown=() if unseen is None else [Phase.COMMUNICATION],
+            sees_communication=unseen is None,
+        )
+        try:
+            self._open()
+        except Exception:
+            self.close()
+            raise
 
     # -- who uses it --------------------------------------------------------------------------------------------------
 
@@ -176,6 +189,9 @@ class TrainerCapture:
         self._span(strategy, "optimizer_step", Phase.OPTIMIZER)
         self._span(strategy.precision_plugin, "clip_gradients", Phase.OPTIMIZER)
         self._span(trainer, "save_checkpoint", Phase.CHECKPOINT)
+        for saver in trainer.checkpoint_callbacks:
+            if hasattr(saver, "_save_checkpoint"):  # AsyncShardedCheckpoint may save beside the Trainer
+                self._span(saver, "_save_checkpoint", Phase.CHECKPOINT)
         self._span(loop.val_loop, "run", Phase.VALIDATION)
         self._span(trainer._logger_connector, "log_metrics", Phase.LOGGING)
         for logger in trainer.loggers:
@@ -357,5 +373,14 @@ def say(text: str) -> None:
 
 
 def _clock_of(device: torch.device, events: EventStream) -> DeviceTimes | None:
-    """What notes a device's moments; on CPU the host's clock does."""
-    return None if device.type == "cpu" else DeviceTimes(device, events.clock_ns)
+    """What notes a device's moments; elsewhere the host's clock does."""
+    return DeviceTimes(device, events.clock_ns) if device.type == "cuda" else None
+
+
+def _unseen(trainer: pl.Trainer, *, owns_events: bool) -> str | None:
+    """Why what ranks send each other is not seen; ``None``: it is."""
+    strategy = trainer.strategy
+    is_seen = isinstance(strategy, DDPStrategy | ModelParallelStrategy) and not isinstance(strategy, DeepSpeedStrategy)
+    if trainer.world_size == 1 or not owns_events or is_seen:
+        return None
+    return f"what {type(strategy).__name__} sends, and what waits for it, is not seen"

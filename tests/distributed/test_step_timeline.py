@@ -162,7 +162,8 @@ def check_step(step: StepRecord, name: str) -> None:
 
 @pytest.mark.parametrize("name", sampled({name: (name,) for name in RUNS}, ["lightning ddp", "zero2", "pipeline"]))
 def test_steps_are_recorded_and_training_is_what_it_was(ranks: RankPool, name: str, tmp_path: Path) -> None:
-    found = ranks.run(fit_twice, world_size=2, args=(name, str(tmp_path / "monitor")))
+    fresh = name == "lightning fsdp2"  # its mesh leaves groups open
+    found = ranks.run(fit_twice, world_size=2, args=(name, str(tmp_path / "monitor")), fresh=fresh)
     for plain, watched in found:
         assert watched.problem is None
         assert watched.operations == plain.operations > 0
@@ -190,6 +191,10 @@ class Napping(OddModule):
     def train_dataloader(self) -> Any:
         return loader_of(Late(self._batches) if self.global_rank == 1 else self._batches)
 
+    def forward_hook(self, module: Any, args: Any, output: torch.Tensor) -> None:
+        """Its backward takes its time, between the gradients of the later layers and those of the first."""
+        output.register_hook(lambda gradient: time.sleep(NAP_S / 4))
+
 
 class Late(list[Any]):
     def __getitem__(self, index: Any) -> Any:
@@ -199,9 +204,12 @@ class Late(list[Any]):
 
 
 def nap(context: RankContext, folder: str, ours: bool) -> RunRecord | None:
-    strategy = strategy_of() if ours else DDPStrategy(process_group_backend="gloo")
-    trainer = trainer_on_pool(context, strategy, callbacks=[StepTimeline(folder)], limit_val_batches=0)
-    trainer.fit(Napping(make_batches(2, BATCHES)[context.rank]))
+    buckets = {"bucket_cap_mb": 1e-4}  # several
+    strategy = strategy_of() if ours else DDPStrategy(process_group_backend="gloo", **buckets)
+    trainer = trainer_on_pool(context, strategy, callbacks=[StepTimeline(folder, spans_every=1)], limit_val_batches=0)
+    module = Napping(make_batches(2, BATCHES)[context.rank])
+    module.net[0].register_forward_hook(module.forward_hook)
+    trainer.fit(module)
     dist.barrier() if dist.is_initialized() else None
     return read_run(Path(folder)) if context.rank == 0 else None
 
@@ -218,4 +226,8 @@ def test_who_has_no_batch_waits_for_data_and_the_other_for_communication(
     # It began to wait when it had computed its own gradients, at the latest when the other began to compute.
     assert waiting.phases[Phase.COMMUNICATION] >= NAP_S / 4  # type: ignore[operator]
     assert waiting.phases[Phase.DATA_WAIT] < NAP_S  # type: ignore[operator]
+    for rank in run.ranks.values():
+        assert all(step.phases[Phase.BACKWARD] >= NAP_S / 4 for step in rank.steps)  # type: ignore[operator]
+        buckets = [span for span in rank.spans if span.name == "comm.reducer" and span.step == BATCHES - 1]
+        assert len(buckets) == (0 if ours else 3)
     shutil.rmtree(folder)

@@ -48,3 +48,16 @@ def test_links_lead_somewhere() -> None:
     targets = [target for target in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in target]
     assert targets
     assert [target for target in targets if not (root / target).exists()] == []
+
+
+def test_the_picture_of_a_report_says_what_the_report_says() -> None:
+    root = Path(__file__).parents[2]
+    (found,) = re.findall(r"\[!\[([^]]*)\]\((docs/report/[^)]*\.png)\)\]\((docs/report/[^)]*\.html)\)", README)
+    said, picture, report = found
+    page = (root / report).read_text()
+    cause, share = re.fullmatch(r"(.*), (\d+ %) of the step.*", said).groups()  # type: ignore[union-attr]
+    assert f'<p class="said">{cause}</p>' in page
+    assert f"<dd>{share}</dd>" in page
+    assert not re.search(r"/(tmp|home|work|root)/", page), "a path of the machine that made it"
+    assert (root / picture).stat().st_size < 200_000
+    assert (root / report).stat().st_size < 400_000

@@ -37,7 +37,7 @@ def test_what_a_link_drops_is_counted_by_the_host_that_sends_it_again(
     make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool]
 ) -> None:
     cluster = make_cluster(2)
-    cluster["a"].set_rate(50, queue_bytes=20_000)  # a dozen packets, fewer than TCP has under way
+    cluster["a"].set_rate(50, queue_bytes=100_000)  # fewer packets than TCP has under way
     pool = make_pool(cluster, {"a": [0], "b": [1]})
     before = {name: host.retransmits() for name, host in cluster.hosts.items()}
     sender, receiver = pool.run(send_to_the_other)

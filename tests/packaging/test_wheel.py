@@ -136,7 +136,9 @@ def test_wheel_holds_what_it_should(wheel: Path) -> None:
         entry_points = archive.read(next(n for n in names if n.endswith("/entry_points.txt"))).decode()
     yaml = {f"lightning_dist/conf/{p.relative_to(ROOT / 'conf')}" for p in (ROOT / "conf").rglob("*.yaml")}
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "lightning_dist").rglob("*.py")}
-    assert yaml | code | {"lightning_dist/py.typed"} <= names
+    assets = {str(path.relative_to(ROOT)) for path in (ROOT / "lightning_dist/monitor/report/assets").iterdir()}
+    assert len(assets) >= 5
+    assert yaml | code | assets | {"lightning_dist/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests", "conf", "examples", "benchmarks"))]
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: <3.14,>=3.10" in metadata

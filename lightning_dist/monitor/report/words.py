@@ -45,7 +45,7 @@ CAUSES: Mapping[Cause, str] = {
     Cause.STRAGGLER: "Slow ranks hold the others up",
     Cause.PIPELINE_BUBBLE: "Pipeline stages idle",
     Cause.CHECKPOINT: "Checkpoints hold training up",
-    Cause.HOST_BOUND: "The host holds the device up",
+    Cause.HOST_BOUND: "Optimizer, callbacks and loops take long",
     Cause.COMPUTE_BOUND: "Bound by compute, as it should be",
 }
 

@@ -635,7 +635,7 @@ def test_weights_are_positive_numbers(weight: Any) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [([], "at least one Source"), ((), "at least one Source"), ({"a": Ids(3)}, r"names \(a\)")],
-    ids=str,
+    ids=["list", "tuple", "mapping"],
 )
 def test_no_data_and_names_are_refused_when_a_loader_is_made(data: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

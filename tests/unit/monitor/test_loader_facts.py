@@ -82,6 +82,14 @@ def test_held_bytes_of_wrapped_data_sets_count_once() -> None:
     assert held_bytes(ConcatDataset([tensors, tensors, Numbers()])) == 80
 
 
+def test_long_lists_are_looked_at_in_part() -> None:
+    class Many(Numbers):
+        def __init__(self) -> None:
+            self.items = [bytes([i % 256, 0]) for i in range(50_000)]
+
+    assert held_bytes(Many()) == 100_000
+
+
 def test_held_bytes_are_of_memory(tmp_path: Path) -> None:
     class Mixed(Numbers):
         def __init__(self) -> None:

@@ -1,7 +1,7 @@
 // Curves over the run, one small plot a metric, with a cursor that pointer, touch and arrow keys move.
 const FOOT = 18, HEAD = 8, SIDE = 58;
 
-function plot(box, caption, { height = 128, horizontal, most, form, label, limit, paths, readings }) {
+function plot(box, caption, { height = 128, horizontal, range, most, form, label, limit, paths, readings }) {
   const idle = caption.textContent;
   let cursor = null, line = null, low = 0, high = 1, width = 0;
   const x = (value) => SIDE + ((value - low) / (high - low || 1)) * (width - SIDE - 4);
@@ -9,9 +9,9 @@ function plot(box, caption, { height = 128, horizontal, most, form, label, limit
   function draw() {
     width = box.clientWidth;
     if (!width) return;
-    const points = horizontal();
-    low = points.length ? Math.min(points[0], points[points.length - 1]) : 0;
-    high = points.length ? Math.max(points[0], points[points.length - 1]) : 1;
+    const points = horizontal(), ends = range();
+    low = Math.min(...ends);
+    high = Math.max(...ends);
     const { top, each } = ticks(Math.max(most(), limit ?? 0), 3);
     const y = (value) => HEAD + (1 - Math.min(value, top) / top) * (height - HEAD - FOOT);
     const svg = drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "img", "aria-label": label });
@@ -115,6 +115,7 @@ function curves(box) {
     label: `${series.title}: ${caption.textContent}`,
     limit: series.limit,
     most: () => most,
+    range: () => series.lines.flatMap((line) => [line[column()][0], line[column()].at(-1)]),
     horizontal: () => (series.band ? series.band[column() - 1] : base()[column()]),
     paths: (x, y) => {
       const found = [];
@@ -146,6 +147,7 @@ function phases(box) {
     form: "s",
     label: "Phases of a step over the run, stacked",
     most: () => sums[sums.length - 1].reduce((a, b) => Math.max(a, b), 0),
+    range: () => (axisName() === "time" ? [times[0], times.at(-1)] : [steps[0], ends.at(-1)]),
     horizontal: () => (axisName() === "time" ? times : steps),
     paths: (x, y) => parts
       .map((part, place) => ({ part, place }))

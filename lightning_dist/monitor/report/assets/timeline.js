@@ -1,5 +1,6 @@
 // One step: a row a rank and lane, drawn on a canvas; zoomed and walked through by pointer, touch and keys.
 const MAIN_HEIGHT = 22, LANE_HEIGHT = 14, GAP = 6, AXIS = 22;
+const TALLEST = 16000; // pixels of a canvas; taller ones stay empty in some browsers
 
 function timeline() {
   const canvas = document.getElementById("timeline");
@@ -49,8 +50,9 @@ function timeline() {
   }
 
   function draw() {
-    const colour = colours(), ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = layout();
+    const colour = colours(), width = canvas.clientWidth, height = layout();
     if (!width) return;
+    const ratio = Math.min(devicePixelRatio || 1, TALLEST / height);
     canvas.style.height = `${height}px`;
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
