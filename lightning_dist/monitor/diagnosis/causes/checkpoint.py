@@ -43,6 +43,8 @@ def _advice(evidence: Evidence, each_s: float) -> tuple[str, ...]:
         f"Save less often: with a failure a day, every {seconds(interval_s)} loses the least time (Daly's law; "
         "ModelCheckpoint(train_time_interval=...), every_n_train_steps)."
     )
+    if evidence.option("checkpoint.snapshot") == "overlapped":
+        return (rarer,)
     if evidence.option("checkpoint.mode") == "async_sharded":
         return ("Copy during the next step: checkpoint.snapshot=overlapped.", rarer)
     return (

@@ -139,7 +139,7 @@ def _slow_link(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
             "Measure each link: hierdist topology --probe on all ranks; look for a host whose link is slower, a port "
             "that fell back to a lower speed, other traffic.",
             "Name the right interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.",
-            *_fewer_bytes(evidence),
+            *exposed.fewer_bytes(evidence),
         ),
         0.9 if len(lines) > 1 or shift is not None else 0.8,
         since,
@@ -167,7 +167,7 @@ def _volume(evidence: Evidence, traffic: Traffic | None) -> _Behind:
         Reason.VOLUME,
         "more bytes than the link carries in the time of a step",
         (*lines, *doubt),
-        _fewer_bytes(evidence),
+        exposed.fewer_bytes(evidence),
         0.85 if known else 0.7,
     )
 
@@ -180,18 +180,6 @@ _LOOKS: tuple[Callable[[Evidence, Traffic | None], _Behind | None], ...] = (
     _slow_link,
     _volume,
 )
-
-
-def _fewer_bytes(evidence: Evidence) -> tuple[str, ...]:
-    lines = []
-    if not evidence.is_ours:
-        lines.append('Send each byte between hosts once: Trainer(strategy="hierdist").')
-    elif evidence.option("sync.algorithm") == "flat":
-        lines.append("Send each byte between hosts once: sync=hierarchical.")
-    if evidence.option("sync.wire_dtype") != "bf16":
-        lines.append("Halve what crosses between hosts: sync=bf16.")
-    lines.append("Synchronise less often: Trainer(accumulate_grad_batches=4).")
-    return tuple(lines)
 
 
 def _is_flat(evidence: Evidence) -> bool:

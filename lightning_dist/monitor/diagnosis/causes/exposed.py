@@ -25,3 +25,16 @@ def sentences(evidence: Evidence) -> tuple[str, ...]:
     if evidence.resent is not None and evidence.resent.share >= WORTH_A_WORD:
         lines.append(evidence.resent.sentence)
     return tuple(lines)
+
+
+def fewer_bytes(evidence: Evidence) -> tuple[str, ...]:
+    """What sends less over a slow link, and is not done yet."""
+    lines = []
+    if not evidence.is_ours:
+        lines.append('Send each byte between hosts once: Trainer(strategy="hierdist").')
+    elif evidence.option("sync.algorithm") == "flat":
+        lines.append("Send each byte between hosts once: sync=hierarchical.")
+    if evidence.option("sync.wire_dtype") != "bf16":
+        lines.append("Halve what crosses between hosts: sync=bf16.")
+    lines.append("Synchronise less often: Trainer(accumulate_grad_batches=4).")
+    return tuple(lines)

@@ -39,7 +39,7 @@ def claim(evidence: Evidence) -> Claim | None:
     step_s = float(evidence.window.step_s.mean())
     return Claim(
         cost_s=evidence.without_stragglers_s(*known),
-        what=f"the host is busy with other than compute, most with {_NAMES[most]}",
+        what=f"{seconds(sum(costs.values()))} a step go to other than the model, most to {_NAMES[most]}",
         evidence=tuple(
             f"{_NAMES[phase].capitalize()}: {seconds(costs[phase])} a step ({percent(costs[phase] / step_s)})."
             for phase in known

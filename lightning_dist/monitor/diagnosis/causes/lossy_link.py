@@ -25,7 +25,7 @@ def claim(evidence: Evidence) -> Claim | None:
             f"Look at the link of {host}: cable, optics, errors of the port (ethtool -S, ip -s link), a switch "
             "whose queue is full.",
             "If queues overflow: flow control or ECN on the switch, fewer streams at a time (sync.max_in_flight=2).",
-            "Until then fewer bytes suffer less: sync=bf16.",
+            *exposed.fewer_bytes(evidence),
         ),
         directness=0.9,
         ranks=tuple(rank for rank, at in zip(window.ranks, window.hosts, strict=True) if at == host),

@@ -8,6 +8,7 @@ from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.diagnosis.wording import percent, seconds
 from lightning_dist.monitor.record import Phase
 
+IDLING_LESS = ("zbv", "interleaved_zero_bubble")  # schedules that fill the bubble with the second half of backward
 BEYOND = 1.3  # times what the schedule says: something else idles stages too
 
 
@@ -35,18 +36,19 @@ def claim(evidence: Evidence) -> Claim | None:
         cost_s=cost_s,
         what="stages of the pipeline idle",
         evidence=tuple(lines),
-        advice=_advice(size, count),
+        advice=_advice(evidence, size, count),
         directness=0.95 if by_schedule is None or idle <= BEYOND * by_schedule else 0.8,
     )
 
 
-def _advice(size: int | None, count: int | None) -> tuple[str, ...]:
+def _advice(evidence: Evidence, size: int | None, count: int | None) -> tuple[str, ...]:
     more = "more micro-batches"
     if size is not None and count is not None:
         then = pipeline_bubble(size, 4 * max(size, count))
         more = f"parallel.pipeline.micro_batches={4 * max(size, count)} idles {percent(then)}"
+    idling_less = [each for each in IDLING_LESS if each != evidence.option("parallel.pipeline.schedule")]
     return (
         f"Cut batches finer: {more}.",
-        "Or a schedule that idles less: parallel.pipeline.schedule=zbv or interleaved_zero_bubble.",
+        f"Or a schedule that idles less: parallel.pipeline.schedule={' or '.join(idling_less)}.",
         "Or fewer stages: a smaller parallel.pipeline.size.",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -259,3 +260,27 @@ def _main(model: Model) -> Finding:
     verdict = diagnose(model.record())
     assert verdict.main is not None, verdict.no_verdict
     return verdict.main
+
+
+_SAVING = Model(checkpoint_every=20, checkpoint_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "done", "advice"),
+    [
+        (Model(times_s={Phase.OPTIMIZER: 0.03}), {}, {"parallel.mode": "zero2"}, "parallel=zero"),
+        (_SAVING, {"checkpoint.mode": "async_sharded"}, {"checkpoint.snapshot": "overlapped"}, "overlapped"),
+        (_SAVING, {}, {"checkpoint.mode": "async_sharded"}, "checkpoint=async_sharded"),
+        (Model(idle_s=0.028), PIPELINE, {"parallel.pipeline.schedule": "zbv"}, "=zbv"),
+        (Model(communication_s=0.04, resent={"b": 0.08}), {}, {"sync.wire_dtype": "bf16"}, "sync=bf16"),
+        (Model(communication_s=0.06), {}, {"sync.wire_dtype": "bf16"}, "sync=bf16"),
+    ],
+)
+def test_what_is_done_already_is_no_advice(
+    model: Model, before: dict[str, Any], done: dict[str, Any], advice: str
+) -> None:
+    without = _main(dataclasses.replace(model, options=before))
+    assert advice in " ".join(without.advice)
+    having = _main(dataclasses.replace(model, options={**before, **done}))
+    assert having.cause is without.cause
+    assert advice not in " ".join(having.advice)
