@@ -20,7 +20,7 @@ from benchmarks.verdict.cases import SETS, CaseSet, make_case
 from benchmarks.verdict.performing import Hosts, Performed
 from benchmarks.verdict.report import markdown
 from benchmarks.verdict.scoring import Judged, Score, judge, score
-from benchmarks.verdict.truth import is_overshadowed, shares, why_not
+from benchmarks.verdict.truth import shares, why_not
 from lightning_dist.errors import RecordError
 from lightning_dist.monitor.diagnosis import diagnose
 from lightning_dist.monitor.run_files import read_run
@@ -60,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         results[name] = {
             "runs": [asdict(each) for each in judged],
             "score": asdict(score(judged)),
-            "overshadowed": asdict(score([judge_run(each, folder) for each in performed if is_overshadowed(each)])),
             "left_out": {str(each.seed): why for each in performed if (why := why_not(each)) is not None},
             "seeds": [SETS[name].first_seed, SETS[name].first_seed + len(performed)],
             "wanted": count,

@@ -3,8 +3,7 @@
 - What a cause costs is measured by running the same without it: its share is ``1 - step without it / step``. A bubble
   cannot be taken out; it costs what remains of the step beside the sleep that is a stage's compute (and beside the
   other cause, if there is one).
-- A run with causes counts if each of them costs at least 15 % of the step, and, where there is one, if nothing else in
-  the run costs more: overhead of a run on two cores must not be the larger cause.
+- A run with causes counts if each of them costs at least 15 % of the step.
 - A healthy run counts if at least 70 % of the step is compute.
 - A run that does not count is made up for by the next seed. It is not looked at whether it is judged right.
 """
@@ -40,21 +39,4 @@ def why_not(performed: Performed) -> str | None:
         return None if compute >= LEAST_COMPUTE else f"healthy, but only {compute:.0%} compute"
     measured = shares(performed)
     cause, least = min(measured.items(), key=lambda item: item[1])
-    if least < LEAST_SHARE:
-        return f"{cause} costs {least:.0%}"
-    if is_overshadowed(performed):
-        return f"{cause} costs {least:.0%}, something else {_rest(performed):.0%}"
-    return None
-
-
-def is_overshadowed(performed: Performed) -> bool:
-    """Whether a single cause costs enough, and something else in the run costs more."""
-    if performed.failure is not None or len(performed.causes) != 1:
-        return False
-    (share,) = shares(performed).values()
-    return LEAST_SHARE <= share < _rest(performed)
-
-
-def _rest(performed: Performed) -> float:
-    """The share that is neither compute nor the causes."""
-    return 1 - performed.compute_s / performed.step_s - sum(shares(performed).values())
+    return f"{cause} costs {least:.0%}" if least < LEAST_SHARE else None

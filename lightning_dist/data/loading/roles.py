@@ -6,13 +6,13 @@ import warnings
 from collections.abc import Sequence
 
 from lightning_dist.config import DataConfig
-from lightning_dist.data.dealing import Dealing
-from lightning_dist.data.mixture import Mixture
-from lightning_dist.data.order import Order, OrderOptions, SampleOrder
-from lightning_dist.data.replicas import Replicas
-from lightning_dist.data.shares import ReplicaShare
-from lightning_dist.data.source import Source
-from lightning_dist.data.steps import EndlessSteps, ExactSteps, Steps
+from lightning_dist.data.loading.source import Source
+from lightning_dist.data.order.dealing import Dealing
+from lightning_dist.data.order.mixture import Mixture
+from lightning_dist.data.order.replicas import Replicas
+from lightning_dist.data.order.sample_order import Order, OrderOptions, SampleOrder
+from lightning_dist.data.order.shares import ReplicaShare
+from lightning_dist.data.order.steps import EndlessSteps, ExactSteps, Steps
 
 ROLES = ("train", "evaluate", "predict")
 

@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import util
 from pathlib import Path
 
-from lightning_dist.data.cached_files import CachedFile, CachedFiles
-from lightning_dist.data.failures import note_failure, raise_recent
-from lightning_dist.data.fetching import FetchAhead
-from lightning_dist.data.host_lock import HostLock
-from lightning_dist.data.index import Chunk
-from lightning_dist.data.private_folder import default_folder, private_folder
+from lightning_dist.data.cache.cached_files import CachedFile, CachedFiles
+from lightning_dist.data.cache.failures import note_failure, raise_recent
+from lightning_dist.data.cache.fetching import FetchAhead
+from lightning_dist.data.cache.host_lock import HostLock
+from lightning_dist.data.cache.private_folder import default_folder, private_folder
+from lightning_dist.data.cache.room import Room
+from lightning_dist.data.index.dataset_index import Chunk
 from lightning_dist.data.reading import Place, ReadFolder
-from lightning_dist.data.room import Room
-from lightning_dist.data.shards import with_sleep
+from lightning_dist.data.storage.shards import with_sleep
 from lightning_dist.errors import DataCacheError, UnreadableShardError
 
 Count = Callable[[str, float], None]

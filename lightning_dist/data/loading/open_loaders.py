@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.loading.loader import ShardedLoader
 
 
 class OpenLoaders:

@@ -21,16 +21,16 @@ import torch.distributed as dist
 from torch.utils.data import default_collate
 
 from lightning_dist.config import DataConfig, resolve_options
-from lightning_dist.data.batches import BatchReader, ReadBatch
-from lightning_dist.data.cache import CacheOptions
+from lightning_dist.data.cache.cached_chunks import CacheOptions
 from lightning_dist.data.decoded import default_limit_bytes
-from lightning_dist.data.identity import DataIdentity, DataSummary
-from lightning_dist.data.position import Position, begun, done, from_state, given, is_at_end, to_state
-from lightning_dist.data.replicas import Replicas, of_launcher
-from lightning_dist.data.roles import ROLES, share_of
-from lightning_dist.data.running import Running
-from lightning_dist.data.shares import ReplicaShare
-from lightning_dist.data.source import Source
+from lightning_dist.data.loading.batches import BatchReader, ReadBatch
+from lightning_dist.data.loading.roles import ROLES, share_of
+from lightning_dist.data.loading.running import Running
+from lightning_dist.data.loading.source import Source
+from lightning_dist.data.order.identity import DataIdentity, DataSummary
+from lightning_dist.data.order.position import Position, begun, done, from_state, given, is_at_end, to_state
+from lightning_dist.data.order.replicas import Replicas, of_launcher
+from lightning_dist.data.order.shares import ReplicaShare
 from lightning_dist.errors import ConfigError, ForeignDataError, unknown_option
 from lightning_dist.events import EventStream
 
@@ -51,8 +51,8 @@ class ShardedLoader:
     """Batches of one rank.
 
     Args:
-        data: A folder, as a path or URL, a map-style data set, a :class:`~lightning_dist.data.source.Source`, or
-            several sources, which are mixed by their weights.
+        data: A folder, as a path or URL, a map-style data set, a
+            :class:`~lightning_dist.data.loading.source.Source`, or several sources, which are mixed by their weights.
         config: Options, or a mapping of them; those of ``DataConfig`` by default.
         role: ``train``, ``evaluate`` (in no random order, each sample once, on all ranks equally many batches) or
             ``predict`` (the same, in the order of the files).

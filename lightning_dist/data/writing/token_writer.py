@@ -28,15 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_dist.config.checks import check_count, parse_bytes
-from lightning_dist.data.encoders import BYTES, Encoder, dtype_for, open_encoder
 from lightning_dist.data.formats.packed import packed_index, packed_pieces
 from lightning_dist.data.formats.tokens import CHUNK_BYTES, DTYPES
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, PACKED_NAME, PLAN_NAME, index_bytes
-from lightning_dist.data.output import WriteFolder, open_write_folder
-from lightning_dist.data.survey import Piece, Progress, index_of
-from lightning_dist.data.texts import Block, Document, Text, deal, documents_of, read_block
-from lightning_dist.data.windows import cut_windows
+from lightning_dist.data.formats.windows import cut_windows
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.index_file import INDEX_NAME, PACKED_NAME, PLAN_NAME, index_bytes
+from lightning_dist.data.index.survey import Piece, Progress, index_of
+from lightning_dist.data.storage.output import WriteFolder, open_write_folder
+from lightning_dist.data.writing.encoders import BYTES, Encoder, dtype_for, open_encoder
+from lightning_dist.data.writing.texts import Block, Document, Text, deal, documents_of, read_block
 from lightning_dist.errors import ConfigError, ForeignDataError
 
 

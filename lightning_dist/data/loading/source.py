@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from lightning_dist.data.cache import CacheOptions, open_chunks
+from lightning_dist.data.cache.cached_chunks import CacheOptions, open_chunks
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.detection import detect_format
 from lightning_dist.data.formats import make_format
+from lightning_dist.data.formats.detection import detect_format
 from lightning_dist.data.formats.mapped import MappedFormat, NothingToFetch, check_mapped
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import IndexElsewhere
-from lightning_dist.data.mixture import check_weight
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.index_file import IndexElsewhere
+from lightning_dist.data.order.mixture import check_weight
 from lightning_dist.data.reading import Chunks, Format, OpenChunk, ReadFolder, open_chunk
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.storage.shards import open_read_folder
 from lightning_dist.errors import ConfigError
 
 _STRIPES = 16
@@ -123,7 +123,7 @@ class Source:
         self._opened().chunks.expect(self.index.chunk(number) for number in chunks)
 
     def taken_counts(self) -> Mapping[str, float]:
-        """What was counted in this process since the last call; see :data:`~lightning_dist.data.host_chunks.Count`."""
+        """What this process counted since the last call; see :data:`~lightning_dist.data.cache.host_chunks.Count`."""
         return self._opened().counts.taken()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Chunks from storage in a cache that all processes of a host share: ranks, their workers, several runs.
 
-Whoever asks first for a chunk fetches it, the others wait; :mod:`lightning_dist.data.host_chunks` does that for one
-process, :mod:`lightning_dist.data.room` says what is on disk.
+Whoever asks first for a chunk fetches it, the others wait; :mod:`lightning_dist.data.cache.host_chunks` does that for
+one process, :mod:`lightning_dist.data.cache.room` says what is on disk.
 
 Note: forks. A process gets threads and knowledge of its own with its first call, and inherits none. The chunks can be
 pickled, too, if the folder and the counter can.
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_dist.data.host_chunks import Count, HostChunks, uncounted
-from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.local_chunks import LocalChunks
+from lightning_dist.data.cache.host_chunks import Count, HostChunks, uncounted
+from lightning_dist.data.cache.local_chunks import LocalChunks
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
 from lightning_dist.data.reading import Chunks, Place, ReadFolder
 from lightning_dist.errors import ConfigError, DataCacheError
 
@@ -56,7 +56,7 @@ def open_chunks(
         folder: Of the data set.
         index: Of the data set.
         options: Of the cache; local data need none.
-        count: Told what is read, see :data:`~lightning_dist.data.host_chunks.Count`; also from threads.
+        count: Told what is read, see :data:`~lightning_dist.data.cache.host_chunks.Count`; also from threads.
 
     Raises:
         ConfigError: The cache may hold less than the largest chunk.

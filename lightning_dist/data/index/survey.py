@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import place_of
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.index_file import place_of
 from lightning_dist.data.reading import ReadFolder
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 

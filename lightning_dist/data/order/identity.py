@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_dist.data.index import DatasetIndex
+from lightning_dist.data.index.dataset_index import DatasetIndex
 from lightning_dist.errors import ChangedDataError, ForeignDataError
 
 MOST_GROUPS = 256
@@ -83,7 +83,7 @@ class DataIdentity:
 
     Attributes:
         order: What the order depends on besides the data, as plain values:
-            :meth:`~lightning_dist.data.order.SampleOrder.describe`.
+            :meth:`~lightning_dist.data.order.sample_order.SampleOrder.describe`.
         sources: The data sets.
     """
 

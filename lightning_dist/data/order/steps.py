@@ -9,8 +9,8 @@ At the end of an epoch there may be fewer samples than replicas, and no replica 
 ``last_batch="short"`` they go into the step before, in which some replicas then have a sample more. Where there is no
 such step any more, because a run that was resumed with more replicas begins that near to the end, they go into the
 first step of the next epoch on top of its own samples: its first positions are below 0, see
-:meth:`~lightning_dist.data.order.SampleOrder.locate`. Each sample is still trained on once for its epoch, and all
-epochs have equally many steps.
+:meth:`~lightning_dist.data.order.sample_order.SampleOrder.locate`. Each sample is still trained on once for its epoch,
+and all epochs have equally many steps.
 
 Note [Steps of a pass]
 A pass is what Lightning calls an epoch. The number of its steps does not depend on where it was resumed: those that are
@@ -27,7 +27,7 @@ import numpy as np
 
 from lightning_dist.config.checks import check_choice, check_count
 from lightning_dist.config.data import LAST_BATCHES
-from lightning_dist.data.index import Numbers
+from lightning_dist.data.index.dataset_index import Numbers
 from lightning_dist.errors import ConfigError
 
 
@@ -83,7 +83,7 @@ class Steps(Protocol):
         """Where a pass begins that ``number`` whole ones went before."""
 
     def positions(self, taken: Numbers) -> Numbers:
-        """Positions for :meth:`~lightning_dist.data.order.SampleOrder.locate`, of those that a step has."""
+        """Of those that a step has; for :meth:`~lightning_dist.data.order.sample_order.SampleOrder.locate`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from lightning_dist.data.batches import BatchPlan
+from lightning_dist.data.loading.batches import BatchPlan
 
 ChunkKey = tuple[int, int]
 """Source and chunk."""

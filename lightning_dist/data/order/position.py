@@ -29,9 +29,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_dist.data.identity import DataIdentity, check_unchanged
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.steps import Place, Steps
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.order.identity import DataIdentity, check_unchanged
+from lightning_dist.data.order.steps import Place, Steps
 from lightning_dist.errors import ForeignDataError
 
 FIRST = Place(epoch=0, consumed=0)

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_dist.config.checks import check_count
-from lightning_dist.data import shuffling
-from lightning_dist.data.index import Numbers
-from lightning_dist.data.order import ALGORITHM, Located, Order, check_numbers
+from lightning_dist.data.index.dataset_index import Numbers
+from lightning_dist.data.order import shuffling
+from lightning_dist.data.order.sample_order import ALGORITHM, Located, Order, check_numbers
 from lightning_dist.errors import CombinationError, ConfigError
 
 _HEAVIEST = sys.float_info.max / 2**20
@@ -80,7 +80,7 @@ class Mixture:
         self._phases = (shuffling.keys(0, places) >> np.uint64(64 - _BITS)).astype(np.int64).reshape(-1, self.lanes)
 
     def locate(self, epoch: int, positions: Numbers) -> Located:
-        """See :meth:`~lightning_dist.data.order.SampleOrder.locate`."""
+        """See :meth:`~lightning_dist.data.order.sample_order.SampleOrder.locate`."""
         numbers = positions + epoch * self.num_samples
         found = Located(*np.empty((3, len(numbers)), dtype=np.int64))
         if not len(numbers):
@@ -93,7 +93,7 @@ class Mixture:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """See :meth:`~lightning_dist.data.order.SampleOrder.describe`."""
+        """See :meth:`~lightning_dist.data.order.sample_order.SampleOrder.describe`."""
         return {
             "algorithm": ALGORITHM,
             "weights": list(self._weights),

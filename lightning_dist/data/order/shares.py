@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_dist.data.dealing import Dealing
-from lightning_dist.data.index import Numbers
-from lightning_dist.data.order import Located, SampleOrder
-from lightning_dist.data.steps import Place, Steps
+from lightning_dist.data.index.dataset_index import Numbers
+from lightning_dist.data.order.dealing import Dealing
+from lightning_dist.data.order.sample_order import Located, SampleOrder
+from lightning_dist.data.order.steps import Place, Steps
 
 
 class Taken(NamedTuple):
-    """What one replica takes in a step. Numbers are those of Note [Numbers of samples] in order.
+    """What one replica takes in a step. Numbers are those of Note [Numbers of samples] in sample_order.
 
     Attributes:
         start: Number of the step's first sample, whoever takes it.
@@ -66,6 +66,6 @@ class ReplicaShare:
         step = self.steps.next(place.consumed)
         if step is None:
             return None
-        first = place.epoch * self.order.num_samples  # see Note [Numbers of samples] in order
+        first = place.epoch * self.order.num_samples  # see Note [Numbers of samples] in sample_order
         numbers = self.dealing.take(self.replica, first + step.start, first + step.stop)
         return self.steps.positions(numbers - first)

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from lightning_dist.config.checks import check_count, check_flags
-from lightning_dist.data import shuffling
-from lightning_dist.data.index import Numbers
+from lightning_dist.data.index.dataset_index import Numbers
+from lightning_dist.data.order import shuffling
 
 ALGORITHM = 1
 """Counted up with any change of the orders that this library makes: positions in others have no meaning in it."""

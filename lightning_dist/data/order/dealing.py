@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lightning_dist.config.checks import check_count
-from lightning_dist.data.index import Numbers
+from lightning_dist.data.index.dataset_index import Numbers
 from lightning_dist.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_dist.data.index import Numbers
+from lightning_dist.data.index.dataset_index import Numbers
 
 Words = NDArray[np.uint64]
 

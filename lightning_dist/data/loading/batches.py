@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from lightning_dist.data.index import Numbers
+from lightning_dist.data.index.dataset_index import Numbers
 from lightning_dist.errors import UnreadableShardError
 
 Transform = Callable[..., Any]
@@ -32,7 +32,7 @@ class BatchPlan(NamedTuple):
     """What a batch of one replica consists of.
 
     Attributes:
-        start: Number of its step's first sample, whoever takes it; see Note [Numbers of samples] in order.
+        start: Number of its step's first sample, whoever takes it; see Note [Numbers of samples] in sample_order.
         numbers: (batch,) of its samples.
         sources: (batch,) which source each sample is from.
         chunks: (batch,) chunk in that source.

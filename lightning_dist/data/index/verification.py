@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from lightning_dist.data.index import Chunk, DatasetIndex
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
+from lightning_dist.data.index.survey import Progress
 from lightning_dist.data.placed_bytes import describe
 from lightning_dist.data.reading import ReadFolder
-from lightning_dist.data.survey import Progress
 from lightning_dist.errors import DataError
 
 _BLOCK_BYTES = 8 << 20

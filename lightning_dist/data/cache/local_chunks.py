@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from lightning_dist.data.index import Chunk
+from lightning_dist.data.index.dataset_index import Chunk
 from lightning_dist.data.reading import Place, ReadFolder
 from lightning_dist.errors import UnreadableShardError
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lightning_dist.data.index import KIND, DatasetIndex
+from lightning_dist.data.index.dataset_index import KIND, DatasetIndex
 from lightning_dist.data.reading import ReadFolder
 from lightning_dist.errors import ForeignDataError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_dist.data.formats import arrow, jsonl, parquet, tar, tokens
 from lightning_dist.data.formats.litdata import is_litdata
 from lightning_dist.data.formats.mds import is_mds
-from lightning_dist.data.index_file import INDEX_NAME, is_index, read_json
+from lightning_dist.data.index.index_file import INDEX_NAME, is_index, read_json
 from lightning_dist.data.reading import ReadFolder
 from lightning_dist.errors import ForeignDataError
 

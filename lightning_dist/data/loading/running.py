@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 
 from lightning_dist.config import DataConfig
-from lightning_dist.data.ahead import ChunkKey, looked_ahead
-from lightning_dist.data.batches import BatchPlan, BatchReader, ReadBatch
-from lightning_dist.data.nodes import Reading
-from lightning_dist.data.position import Position, begun, given, is_at_end
-from lightning_dist.data.shares import ReplicaShare
-from lightning_dist.data.source import Source
-from lightning_dist.data.steps import Place, Steps
+from lightning_dist.data.loading.ahead import ChunkKey, looked_ahead
+from lightning_dist.data.loading.batches import BatchPlan, BatchReader, ReadBatch
+from lightning_dist.data.loading.nodes import Reading
+from lightning_dist.data.loading.source import Source
+from lightning_dist.data.order.position import Position, begun, given, is_at_end
+from lightning_dist.data.order.shares import ReplicaShare
+from lightning_dist.data.order.steps import Place, Steps
 
 _STEPS_AT_ONCE = 64  # whose samples are found at once: that takes little longer than for one
 

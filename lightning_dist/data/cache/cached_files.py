@@ -16,10 +16,10 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_dist.data.index import Chunk
+from lightning_dist.data.cache.room import Room
+from lightning_dist.data.cache.seals import Seal, Seals, this_boot
+from lightning_dist.data.index.dataset_index import Chunk
 from lightning_dist.data.reading import Place
-from lightning_dist.data.room import Room
-from lightning_dist.data.seals import Seal, Seals, this_boot
 
 _CHECK_BYTES = 1 << 20
 

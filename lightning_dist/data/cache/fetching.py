@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from lightning_dist.data.index import Chunk
+from lightning_dist.data.index.dataset_index import Chunk
 
 
 class FetchAhead:

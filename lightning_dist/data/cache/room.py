@@ -8,7 +8,7 @@
     ROOT/fetching/SET-7.part     its bytes so far; the file has its full size from the start
     ROOT/fetching/SET-7.failed   it could not be fetched a moment ago; says why
     ROOT/sets/SET/7              chunk 7; read last at its access time, which we set
-    ROOT/sets/SET/seals          see :mod:`lightning_dist.data.seals`
+    ROOT/sets/SET/seals          see :mod:`lightning_dist.data.cache.seals`
 
 Note: the bound. A chunk that is to be fetched gets its room first: others are removed until the sum of all sizes, with
 those of all chunks being fetched, is within the limit; if what is being fetched leaves no room, it waits. So chunks
@@ -31,8 +31,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from lightning_dist.data.host_lock import HostLock, held
-from lightning_dist.data.seals import this_boot
+from lightning_dist.data.cache.host_lock import HostLock, held
+from lightning_dist.data.cache.seals import this_boot
 from lightning_dist.errors import DataCacheError
 
 _MOMENT_S = 60.0  # how long anybody may hold the lock; longer is a process that is stopped
