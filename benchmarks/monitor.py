@@ -53,13 +53,14 @@ class Work(pl.LightningModule):
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(64, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8))
         self._repeats = repeats
-        self.register_buffer("matrix", torch.randn(WIDTH, WIDTH) / WIDTH)
+        # Keeps lengths: numbers that become very small make processors slow.
+        self.register_buffer("matrix", torch.linalg.qr(torch.randn(WIDTH, WIDTH))[0])
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x = self.net[1](self.net[0](batch[0]))
         for _ in range(self._repeats):
             x = x @ self.matrix
-        loss = self.net[2](x).pow(2).mean()
+        loss = (self.net[2](x) - batch[1]).pow(2).mean()  # what cannot be learnt, so that gradients stay large
         self.log("loss", loss)
         return loss
 
@@ -100,9 +101,9 @@ class Stopwatch(pl.Callback):
         return [statistics.median(times[start + 1 : start + BLOCK]) for start in range(2 * BLOCK, whole, BLOCK)]
 
     @property
-    def step_s(self) -> float:
-        """Median step."""
-        return statistics.median(b - a for a, b in itertools.pairwise(self.wall_s[WARM:]))
+    def blocks_of_thread(self) -> list[float]:
+        """Processor time of the training thread."""
+        return self.blocks(self.thread_s)
 
     @property
     def background_s(self) -> float:
@@ -118,7 +119,7 @@ def resident_bytes() -> int:
 
 def fit(steps: int, repeats: int, trainer: dict[str, Any], *, watched: bool, switches: bool = False) -> Stopwatch:
     """Some steps, with both callbacks or none."""
-    data = TensorDataset(torch.randn(32 * 64, 64))
+    data = TensorDataset(torch.randn(32 * 64, 64), torch.randn(32 * 64, 8))
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         timeline = StepTimeline(Path(folder) / "monitor") if watched else None
@@ -139,8 +140,8 @@ def fit(steps: int, repeats: int, trainer: dict[str, Any], *, watched: bool, swi
 
 
 def repeats_for(step_s: float, trainer: dict[str, Any]) -> int:
-    """How often to multiply for a step to take so long."""
-    few, many = (fit(60, repeats, trainer, watched=False).step_s for repeats in (20, 120))
+    """How often to multiply for a step to take so long, of processor time, which others disturb less."""
+    few, many = (statistics.median(fit(60, n, trainer, watched=False).blocks_of_thread) for n in (20, 120))
     return max(1, round(20 + (step_s - few) / max(1e-6, (many - few) / 100)))
 
 

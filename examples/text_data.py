@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_dist import ShardedDataModule, Source
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.token_writer import TokenSettings, write_tokens
+from lightning_dist.data.writing.token_writer import TokenSettings, write_tokens
 from lightning_dist.errors import ConfigError, ForeignDataError
 from lightning_dist.run_config import GPTConfig, MLPConfig, ShardedDataConfig, SyntheticDataConfig, TextDataConfig
 

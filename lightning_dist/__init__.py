@@ -26,9 +26,9 @@ from lightning_dist.config import (
     SyncConfig,
     TopologyConfig,
 )
-from lightning_dist.data.loader import ShardedLoader
-from lightning_dist.data.source import Source
-from lightning_dist.data.token_writer import TokenSettings, write_tokens
+from lightning_dist.data.loading.loader import ShardedLoader
+from lightning_dist.data.loading.source import Source
+from lightning_dist.data.writing.token_writer import TokenSettings, write_tokens
 from lightning_dist.data_module import ShardedDataModule
 from lightning_dist.folder_io import load_from_checkpoint
 from lightning_dist.parallel.pipeline import PipelineLayer

@@ -11,10 +11,10 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_dist.config import DataConfig, resolve_options
-from lightning_dist.data.loader import ShardedLoader, sources_of
-from lightning_dist.data.open_loaders import OpenLoaders
-from lightning_dist.data.replicas import of_nodes
-from lightning_dist.data.source import Source
+from lightning_dist.data.loading.loader import ShardedLoader, sources_of
+from lightning_dist.data.loading.open_loaders import OpenLoaders
+from lightning_dist.data.loading.source import Source
+from lightning_dist.data.order.replicas import of_nodes
 from lightning_dist.errors import ConfigError
 from lightning_dist.resuming import attach, follow
 
@@ -23,8 +23,8 @@ class ShardedDataModule(pl.LightningDataModule):
     """Loaders of streamed data, for training, validation, test and prediction; under any strategy.
 
     Args:
-        train: A folder, as a path or URL, a map-style data set, a :class:`~lightning_dist.data.source.Source`, or
-            several sources, which are mixed by their weights.
+        train: A folder, as a path or URL, a map-style data set, a
+            :class:`~lightning_dist.data.loading.source.Source`, or several sources, which are mixed by their weights.
         val: The same, for validation; a mapping of names gives a loader for each.
         test: The same, for tests.
         predict: The same, for prediction.

@@ -145,10 +145,10 @@ class FunctionLauncher(_MultiProcessingLauncher):
         """
         if dist.is_available() and dist.is_initialized():
             if dist.get_world_size() > 1:
+                own = len(self._strategy.parallel_devices or ())
                 raise LaunchError(
-                    f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, and would start "
-                    f"{len(self._strategy.parallel_devices or ())} ranks of its own by {self._start_method}: use one "
-                    "start method in a script"
+                    f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, and would start {own} "
+                    f"ranks of its own by {self._start_method}: use one start method in a script"
                 )
             end_job()
             if dist.is_initialized():  # by another strategy

@@ -22,8 +22,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_dist import build
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
-from lightning_dist.data.loader import ShardedLoader
-from lightning_dist.data.open_loaders import OpenLoaders
+from lightning_dist.data.loading.loader import ShardedLoader
+from lightning_dist.data.loading.open_loaders import OpenLoaders
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.events import EventStream
 from lightning_dist.launch import FunctionLauncher, RankLauncher

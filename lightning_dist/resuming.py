@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.loading.loader import ShardedLoader
 from lightning_dist.rank_strategy import RankStrategy
 
 
@@ -26,8 +26,8 @@ class ResumeData(pl.Callback):
     """Makes loaders of streamed data resume exactly under any strategy.
 
     :class:`~lightning_dist.strategy.HierDistStrategy` and :class:`~lightning_dist.data_module.ShardedDataModule` do
-    this by themselves. Add it where a :class:`~lightning_dist.data.loader.ShardedLoader` is given to a Trainer without
-    them.
+    this by themselves. Add it where a :class:`~lightning_dist.data.loading.loader.ShardedLoader` is given to a Trainer
+    without them.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -38,8 +38,8 @@ from lightning_dist.config import (
     TopologyConfig,
     resolve,
 )
-from lightning_dist.data.agreed import agreed_loader
-from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.loading.agreed import agreed_loader
+from lightning_dist.data.loading.loader import ShardedLoader
 from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
 from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode

@@ -73,8 +73,8 @@ class Arm(NamedTuple):
 
 def _hierdist(place: Place, workers: int, readers: str = "threads") -> Batches:
     from lightning_dist.config import DataConfig
-    from lightning_dist.data.loader import ShardedLoader
-    from lightning_dist.data.replicas import Replicas
+    from lightning_dist.data.loading.loader import ShardedLoader
+    from lightning_dist.data.order.replicas import Replicas
 
     config = DataConfig(
         batch_size=place.batch_size, workers=workers, readers=readers, cache_dir=str(place.cache), last_batch="short"

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from lightning_dist.config import DataConfig
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, index_bytes
-from lightning_dist.data.loader import ShardedLoader
-from lightning_dist.data.replicas import Replicas
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.index_file import INDEX_NAME, index_bytes
+from lightning_dist.data.loading.loader import ShardedLoader
+from lightning_dist.data.order.replicas import Replicas
 
 SEQ_LEN = 128
 LINKS = 10_000  # names of a file; file systems allow some 65,000

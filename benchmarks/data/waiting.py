@@ -26,8 +26,8 @@ from examples.model import Learner
 from lightning_dist import HierDistStrategy
 from lightning_dist.config import DataConfig
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.loader import ShardedLoader
-from lightning_dist.data.source import Source
+from lightning_dist.data.loading.loader import ShardedLoader
+from lightning_dist.data.loading.source import Source
 from lightning_dist.run_config import AdamWConfig, GPTConfig
 from tests.distributed.lightning_runs import trainer_on_pool
 from tests.support.cluster import NamespaceCluster

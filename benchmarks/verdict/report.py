@@ -26,10 +26,9 @@ def markdown(document: Mapping[str, Any]) -> Iterator[str]:
         "machine) with `StepTimeline` and `ClusterMonitor`. Strategy, model, batches, placement, severity and noise "
         "are drawn from a seed; compute of the model is mostly sleep, all else is real. What a cause costs is measured "
         "by running the same without it, apart from the monitor. "
-        f"A run counts if each cause costs at least {LEAST_SHARE:.0%} of the step and no overhead costs more than a "
-        f"single one; a healthy run, if at least {LEAST_COMPUTE:.0%} of the step is compute; the others are made up "
-        "for by further seeds. Right is: the main finding is the cause, with the reason (of communication) and the "
-        "rank (of a slow one); of two causes, main and costliest second finding are the two, in either order. For a "
+        f"A run counts if each cause costs at least {LEAST_SHARE:.0%} of the step; a healthy run, if at least "
+        f"{LEAST_COMPUTE:.0%} of the step is compute; the others are made up for by further seeds. Right is: the main "
+        "finding is the cause, with the reason (of communication) and the rank (of a slow one); of two causes, main and costliest second finding are the two, in either order. For a "
         "slow link, the reasons `slow_link` and `volume` are both right: with two hosts both ends wait alike. A false "
         "alarm is any cause but compute as the main finding of a healthy run. Rules were made with other seeds."
     )

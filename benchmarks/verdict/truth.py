@@ -3,8 +3,7 @@
 - What a cause costs is measured by running the same without it: its share is ``1 - step without it / step``. A bubble
   cannot be taken out; it costs what remains of the step beside the sleep that is a stage's compute (and beside the
   other cause, if there is one).
-- A run with causes counts if each of them costs at least 15 % of the step, and, where there is one, if nothing else in
-  the run costs more: overhead of a run on two cores must not be the larger cause.
+- A run with causes counts if each of them costs at least 15 % of the step.
 - A healthy run counts if at least 70 % of the step is compute.
 - A run that does not count is made up for by the next seed. It is not looked at whether it is judged right.
 """
@@ -40,9 +39,4 @@ def why_not(performed: Performed) -> str | None:
         return None if compute >= LEAST_COMPUTE else f"healthy, but only {compute:.0%} compute"
     measured = shares(performed)
     cause, least = min(measured.items(), key=lambda item: item[1])
-    if least < LEAST_SHARE:
-        return f"{cause} costs {least:.0%}"
-    rest = 1 - compute - sum(measured.values())
-    if len(measured) == 1 and rest > least:
-        return f"{cause} costs {least:.0%}, something else {rest:.0%}"
-    return None
+    return f"{cause} costs {least:.0%}" if least < LEAST_SHARE else None

@@ -6,7 +6,7 @@ from lightning_dist.build.pipeline import place_stages
 from lightning_dist.build.run import RunContext
 from lightning_dist.build.tensor import place_ranks
 from lightning_dist.config import ParallelConfig
-from lightning_dist.data.replicas import Replicas
+from lightning_dist.data.order.replicas import Replicas
 from lightning_dist.topology import Layout
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.loading.loader import ShardedLoader
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _LOOKED_AT = 1000  # items of a list

@@ -4,6 +4,11 @@ Note [Steps]
     A step ends where the loop turns to the next batch after an optimizer has stepped. So validation, checkpoints and
     what is logged after a step belong to it, and the wait for its batches does. After the last batch, it ends where the
     loop ends.
+
+Note [In bursts]
+    While a step goes on its marks are kept, and little else is done. Steps are looked at and told some at a time, after
+    a quarter of a second at the latest: between two stretches of computing, each look would find the processor's caches
+    cold and take three times as long.
 """
 
 from __future__ import annotations
@@ -34,14 +39,18 @@ from lightning_dist.capture.reducer import ReducerWatch
 from lightning_dist.capture.run_folder import run_folder
 from lightning_dist.events import Event, EventStream, Mark
 from lightning_dist.monitor.record import Phase, StepRecord
-from lightning_dist.monitor.steps import SPAN_OF_PHASE, TAIL, Batches, CutStep, StepCutter
+from lightning_dist.monitor.steps import TAIL, Batches, CutStep, Piece, StepCutter
 
 _OWN_EVENTS = 4096  # of a stream that only the capture reads
 _MOST_PENDING = 200_000  # events of one step; what is before them is forgotten
-_COUNTED = (SPAN_OF_PHASE[Phase.FORWARD], SPAN_OF_PHASE[Phase.BACKWARD])
+_COUNTED = (Phase.FORWARD, Phase.BACKWARD)
 _LATEST_S = 2.0  # how long the end of a fit waits for a device's last moments
 _ATTRIBUTE = "_hierdist_capture"
 
+_MOST_UNCUT = 64
+_LONGEST_NS = 250_000_000
+
+_Uncut = tuple[int, int, int, list[Piece], list[Event], Batches]
 OnStep = Callable[[StepRecord], None]
 OnCut = Callable[[CutStep], None]
 
@@ -91,6 +100,9 @@ class TrainerCapture:
         self._clock = _clock_of(trainer.strategy.root_device, self.events)
         self._holders: set[int] = set()
         self._patches = Patches()
+        self._mark: Callable[[], Mark] = self.events.clock_ns if self._clock is None else self._clock.mark
+        self._phases: list[Piece] = []
+        self._uncut: deque[_Uncut] = deque()
         self._pending: deque[Event] = deque(maxlen=_MOST_PENDING)
         self._on_step: list[OnStep] = []
         self._on_cut: list[OnCut] = []
@@ -128,11 +140,16 @@ class TrainerCapture:
     def release(self, holder: object) -> None:
         """Let it go; the last one to do so closes it. Safe to call twice."""
         self._holders.discard(id(holder))
+        if not self.is_closed:
+            self._guarded(self._tell)
         if not self._holders:
             self.close()
 
     def on_step(self, call: OnStep) -> None:
-        """Call ``call`` with each step from now on, in the training thread, until the capture closes."""
+        """Call ``call`` with each step from now on, in the training thread, until the capture closes.
+
+        Steps come in bursts, in order, a quarter of a second late at most.
+        """
         self._on_step.append(call)
 
     def on_cut(self, call: OnCut) -> None:
@@ -218,7 +235,7 @@ class TrainerCapture:
         return "host" if self._trainer.num_nodes == 1 else "world"
 
     def _span(self, owner: Any, name: str, phase: Phase) -> None:
-        self._wrap(owner, name, functools.partial(self._timed, SPAN_OF_PHASE[phase]), phase)
+        self._wrap(owner, name, functools.partial(self._timed, phase), phase)
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any], phase: Phase | None) -> None:
         try:
@@ -229,22 +246,28 @@ class TrainerCapture:
                 what, f"this version of Lightning has no {type(owner).__name__}.{name}: {error}"
             )
 
-    def _timed(self, span: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        events = self.events
-
+    def _timed(self, phase: Phase, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.is_closed:
                 return original(*args, **kwargs)
-            start = events.mark()
+            start = self._mark()
             try:
-                if self.flops is not None and self.flops.is_counting and span in _COUNTED:
+                if self.flops is not None and self.flops.is_counting and phase in _COUNTED:
                     return self.flops.counted(functools.partial(original, *args, **kwargs))
                 return original(*args, **kwargs)
             finally:
-                events.span_from(span, start)
+                self._did(phase, start)
 
         return call
+
+    def _did(self, phase: Phase, start: Mark) -> None:
+        """From then until now."""
+        end: Mark = self._mark()
+        if self._clock is None:
+            self._phases.append(Piece(start, end, phase))
+        else:
+            self._clock.when_known((start, end), lambda a, b: self._phases.append(Piece(a, b, phase)))
 
     def _before(self, act: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Act before the method, with its arguments; what goes wrong in it is ours alone."""
@@ -261,7 +284,7 @@ class TrainerCapture:
         return make
 
     def _around_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        timed = self._timed(SPAN_OF_PHASE[Phase.BACKWARD], original)
+        timed = self._timed(Phase.BACKWARD, original)
 
         @functools.wraps(original)
         def call(loss: Any, *args: Any, **kwargs: Any) -> Any:
@@ -301,7 +324,7 @@ class TrainerCapture:
         self._fetch_started = self.events.mark()
 
     def _fetch_ends(self) -> None:
-        self.events.span_from(SPAN_OF_PHASE[Phase.DATA_WAIT], self._fetch_started)
+        self._did(Phase.DATA_WAIT, self._fetch_started)
 
     def _read_batch(self, batch: Any, batch_idx: int) -> None:
         by_module = isinstance(self._trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher)
@@ -324,6 +347,7 @@ class TrainerCapture:
         if self._clock is not None and self._clock.read_within(_LATEST_S):
             self.problem = f"the device has not come to the end of the last steps within {_LATEST_S:g} s"
         self._start_ns = None
+        self._tell()
 
     def _step_ends(self) -> None:
         """A step ends here, unless none was running, and the next one begins."""
@@ -343,15 +367,24 @@ class TrainerCapture:
         clock.when_known((end,), known)
 
     def _cut(self, end_ns: int, step: int, batches: Batches | None) -> None:
+        """What has been seen so far is the step's; it is looked at with others, see Note [In bursts]."""
         start_ns, self._start_ns = self._start_ns, end_ns
+        phases, self._phases = self._phases, []
         events = [self._pending.popleft() for _ in range(len(self._pending))]
         if start_ns is None:
             return
-        cut = self.cutter.cut(step, start_ns, end_ns, events, batches if batches is not None else Batches())
-        for on_step in self._on_step:
-            on_step(cut.record)
-        for on_cut in self._on_cut:
-            on_cut(cut)
+        self._uncut.append((step, start_ns, end_ns, phases, events, batches if batches is not None else Batches()))
+        if len(self._uncut) >= _MOST_UNCUT or end_ns - self._uncut[0][1] > _LONGEST_NS:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Cut the steps that have been waiting, and tell who listens."""
+        while self._uncut:
+            cut = self.cutter.cut(*self._uncut.popleft())
+            for on_step in self._on_step:
+                on_step(cut.record)
+            for on_cut in self._on_cut:
+                on_cut(cut)
 
     def _guarded(self, act: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """What goes wrong in it is ours alone."""
@@ -361,6 +394,7 @@ class TrainerCapture:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        self._uncut.clear()
         self.problem = f"{type(error).__name__}: {error}"
         self.close()
         say(f"rank {self.rank} records no more steps, and training goes on: {self.problem}")

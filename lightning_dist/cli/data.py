@@ -15,12 +15,11 @@ from lightning_dist.cli.command import Command
 from lightning_dist.cli.data_tables import of_dataset
 from lightning_dist.cli.storage_options import add_storage_options, storage_options
 from lightning_dist.config.checks import parse_bytes
-from lightning_dist.data.detection import detect_format
-from lightning_dist.data.encoders import BYTES
 from lightning_dist.data.formats import FORMATS, Surveyed, make_format
+from lightning_dist.data.formats.detection import detect_format
 from lightning_dist.data.formats.tokens import CHUNK_BYTES, DTYPES
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import (
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.index_file import (
     INDEX_NAME,
     PACKED_NAME,
     IndexElsewhere,
@@ -28,11 +27,12 @@ from lightning_dist.data.index_file import (
     is_index,
     read_json,
 )
-from lightning_dist.data.output import open_write_folder
+from lightning_dist.data.index.verification import verify
 from lightning_dist.data.reading import ReadFolder
-from lightning_dist.data.shards import open_read_folder
-from lightning_dist.data.token_writer import TokenSettings, write_tokens
-from lightning_dist.data.verification import verify
+from lightning_dist.data.storage.output import open_write_folder
+from lightning_dist.data.storage.shards import open_read_folder
+from lightning_dist.data.writing.encoders import BYTES
+from lightning_dist.data.writing.token_writer import TokenSettings, write_tokens
 from lightning_dist.errors import ConfigError, ForeignDataError
 
 _READ = [name for name in FORMATS if name != "mapped"]  # that one is an object of a program

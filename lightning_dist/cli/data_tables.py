@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from lightning_dist.checkpoint.tables import size_text
-from lightning_dist.data.index import DatasetIndex
+from lightning_dist.data.index.dataset_index import DatasetIndex
 
 
 def of_dataset(url: str, indexes: Iterable[DatasetIndex]) -> Table:

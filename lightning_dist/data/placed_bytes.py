@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from lightning_dist.data.index import Chunk
+from lightning_dist.data.index.dataset_index import Chunk
 from lightning_dist.data.reading import Place
 from lightning_dist.errors import UnreadableShardError
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.index import Chunk, DatasetIndex
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
 from lightning_dist.errors import DataCacheError
 
 _TRIES = 20

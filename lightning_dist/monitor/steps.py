@@ -26,13 +26,7 @@ from lightning_dist.monitor.record import Phase, Span, StepRecord, Traffic
 TAIL = "comm.tail"
 """Name of a span: the training thread has computed all gradients and is still in backward."""
 
-SPAN_OF_PHASE: Mapping[Phase, str] = {
-    phase: f"step.{phase.value}" for phase in Phase if phase not in (Phase.COMMUNICATION, Phase.OTHER)
-}
-"""Names of the spans by which a capture says what the training thread does."""
-
 PHASE_OF_SPAN: Mapping[str, Phase] = {
-    **{name: phase for phase, name in SPAN_OF_PHASE.items()},
     "pipeline.forward": Phase.FORWARD,
     "pipeline.loss": Phase.FORWARD,
     "pipeline.backward": Phase.BACKWARD,
@@ -43,7 +37,7 @@ PHASE_OF_SPAN: Mapping[str, Phase] = {
     "checkpoint wait": Phase.CHECKPOINT,
     "data.wait": Phase.DATA_WAIT,
 }
-"""Of spans on the training thread."""
+"""Of the library's own spans on the training thread, which lie inside the phases that a capture sees."""
 
 STAGE_LANES = frozenset({"activations", "gradients", "pipeline", "readers"})
 """Lanes of what the ranks of one pipeline send each other."""
@@ -130,6 +124,7 @@ class StepCutter:
         step: int,
         start_ns: int,
         end_ns: int,
+        phases: Iterable[Piece],
         events: Iterable[Event],
         batches: Batches,
     ) -> CutStep:
@@ -139,10 +134,16 @@ class StepCutter:
             step: Its number.
             start_ns: Of it.
             end_ns: Of it.
+            phases: What the training thread did, in the order in which it ended: inside first.
             events: That ended, or happened, in it.
             batches: What was read for it.
         """
         sorted_out = _sort_out(events, start_ns, end_ns, self._thread)
+        sorted_out.main += [
+            Piece(max(start, start_ns), min(end, end_ns), phase)
+            for start, end, phase in phases
+            if end > start_ns and start < end_ns
+        ]
         whole = union((s, e) for s, e, phase in sorted_out.main if phase in _WHOLE)
         operations = [each for each in sorted_out.operations if not _is_inside(each, whole)]
         under_way = union([*((e.start_ns, e.end_ns) for e in operations), *sorted_out.waits])
@@ -188,7 +189,7 @@ class StepCutter:
 
 @dataclass
 class _SortedOut:
-    main: list[tuple[int, int, Phase]]
+    main: list[Piece]
     waits: list[Interval]
     tails: list[Interval]
     operations: list[Event]  # between ranks, but for those of stages with each other
@@ -208,7 +209,7 @@ def _sort_out(events: Iterable[Event], start_ns: int, end_ns: int, thread: int) 
         if end <= start:
             continue
         if whose == thread and (phase := PHASE_OF_SPAN.get(name)) is not None:
-            found.main.append((start, end, phase))
+            found.main.append(Piece(start, end, phase))
         elif name.startswith(_COMM):
             _sort_operation(found, event, (start, end), whose == thread)
         elif whose != thread:
@@ -227,7 +228,7 @@ def _sort_operation(found: _SortedOut, event: Event, clipped: Interval, on_train
     if not on_training_thread:
         found.rows.append(event)
     elif between_stages:
-        found.main.append((*clipped, Phase.PIPELINE_IDLE))
+        found.main.append(Piece(*clipped, Phase.PIPELINE_IDLE))
     elif event.lane not in _CHECKPOINT_LANES:
         found.waits.append(clipped)
 

@@ -19,8 +19,8 @@ from lightning_dist.checkpoint import catalog, leases
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.cli import main
-from lightning_dist.data.cache import CacheOptions, open_chunks
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.cache.cached_chunks import CacheOptions, open_chunks
+from lightning_dist.data.storage.shards import open_read_folder
 from lightning_dist.errors import CheckpointError, StorageError
 from lightning_dist.retry import Retry
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from lightning_dist import DataConfig, ShardedDataModule, ShardedLoader, Source
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.storage.shards import open_read_folder
 from tests.distributed.lightning_runs import strategy_of, trainer_on_pool
 from tests.distributed.streamed_runs import (
     OPTIONS,

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from lightning_dist.data.cache import CacheOptions, open_chunks
-from lightning_dist.data.host_lock import held
-from lightning_dist.data.index import DatasetIndex
+from lightning_dist.data.cache.cached_chunks import CacheOptions, open_chunks
+from lightning_dist.data.cache.host_lock import held
+from lightning_dist.data.index.dataset_index import DatasetIndex
 from lightning_dist.data.reading import Chunks
 from lightning_dist.errors import DataCacheError, UnreadableShardError
 from tests.support.fresh import run_script

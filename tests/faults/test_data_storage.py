@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp, which fsspec reads web servers with, is not installed")
 
-from lightning_dist.data.cache import CacheOptions, open_chunks
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.cache.cached_chunks import CacheOptions, open_chunks
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.storage.shards import open_read_folder
 from lightning_dist.errors import DataError
 from lightning_dist.retry import Retry
 from tests.support.ranks import RankContext, RankPool

@@ -10,9 +10,9 @@ import pytest
 
 from lightning_dist import DataConfig, ShardedLoader
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.index_file import INDEX_NAME, index_bytes
-from lightning_dist.data.replicas import Replicas
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.index.index_file import INDEX_NAME, index_bytes
+from lightning_dist.data.order.replicas import Replicas
+from lightning_dist.data.storage.shards import open_read_folder
 from tests.support.cluster import NamespaceCluster
 from tests.support.http_store import HttpStore
 from tests.support.ranks import RankPool

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.index import Chunk, DatasetIndex
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
 from lightning_dist.data.reading import Format, OpenChunk, Place
 from lightning_dist.errors import UnreadableShardError
 

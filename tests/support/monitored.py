@@ -72,7 +72,7 @@ class Model:
         facts: Of each rank.
         options: Of the run.
         strategy: Of the run.
-        unavailable: Phases that are not told apart, and why; they count as ``OTHER``.
+        unavailable: Phases that are not told apart, and why; another phase has their time.
     """
 
     hosts: Sequence[str] = TWO_HOSTS
@@ -147,7 +147,9 @@ class Model:
         phases: dict[Phase, float | None] = {phase: float(table[rank, step]) for phase, table in tables.items()}
         exposed_s = phases[Phase.COMMUNICATION] or 0.0
         for phase in self.unavailable:
-            phases[Phase.OTHER] = (phases[Phase.OTHER] or 0.0) + (phases[phase] or 0.0)
+            # A backward waits for what is communicated in it; the rest is among what is left.
+            merged = Phase.BACKWARD if phase is Phase.COMMUNICATION else Phase.OTHER
+            phases[merged] = (phases[merged] or 0.0) + (phases[phase] or 0.0)
             phases[phase] = None
         traffic = Traffic(exposed_s + self.hidden_s, exposed_s, self.size_bytes, self.operations)
         start_s = float(ends[:step].sum())

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.storage.shards import open_read_folder
 
 SEQ_LEN = 4
 

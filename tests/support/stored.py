@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from lightning_dist.data.index import DatasetIndex
+from lightning_dist.data.index.dataset_index import DatasetIndex
 from lightning_dist.data.reading import Chunks
 from lightning_dist.errors import UnreadableShardError
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_dist.data.agreed import agreed_loader
+from lightning_dist.data.loading.agreed import agreed_loader
 from lightning_dist.errors import UnevenInputsError
 
 Exchange = Callable[[int], list[int]]

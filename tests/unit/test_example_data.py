@@ -9,11 +9,15 @@ import pytest
 import torch
 
 from examples.text_data import ExampleData, RandomSamples, StreamedText, Text, Windows, python_documentation
-from lightning_dist.data.token_writer import TokenSettings, write_tokens
+from lightning_dist.data.writing.token_writer import TokenSettings, write_tokens
 from lightning_dist.errors import ConfigError, DataError
 from lightning_dist.run_config import GPTConfig, MLPConfig, ShardedDataConfig, TextDataConfig
 
 GPT = GPTConfig(block_size=8, n_layer=1, n_head=1, n_embd=8)
+
+
+class FakeTrainer(SimpleNamespace):
+    """What data modules ask of one; unlike its base it can be referred to weakly."""
 
 
 def test_the_default_text_is_english_and_the_same_each_time() -> None:
@@ -52,11 +56,13 @@ def test_streamed_ranks_read_parts_of_their_own_of_one_length(world_size: int, t
         config = ShardedDataConfig(path=str(path), batch_size=1, val_fraction=0.2)
         data = StreamedText(config, GPT, tmp_path / "run", seed=0)
         data.prepare_data()
-        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        data.trainer = FakeTrainer(  # type: ignore[assignment]
             distributed_sampler_kwargs={"num_replicas": world_size, "rank": rank},
             num_nodes=1,
             current_epoch=0,
             callbacks=[],
+            overfit_batches=0,
+            fit_loop=SimpleNamespace(_data_fetcher=None),
         )
         batches = list(data.train_dataloader())
         assert len(batches) == 199 // 8 // world_size

@@ -14,9 +14,9 @@ from lightning_dist.data.formats.packed import PackedFormat
 from lightning_dist.data.formats.parquet import ParquetFormat
 from lightning_dist.data.formats.tar import TarFormat
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.index import DatasetIndex
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.survey import Progress
 from lightning_dist.data.reading import Format, ReadFolder
-from lightning_dist.data.survey import Progress
 from lightning_dist.errors import ConfigError, unknown_option
 
 FORMATS: dict[str, Callable[..., Format]] = {

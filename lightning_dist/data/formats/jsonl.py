@@ -14,13 +14,13 @@ from zlib import crc32
 
 import numpy as np
 
-from lightning_dist.data.compression import compression_of, decompressed, is_damage, open_stream
 from lightning_dist.data.decoded import Decoded, Sized
-from lightning_dist.data.index import Chunk, DatasetIndex, Numbers
-from lightning_dist.data.index_file import read_index
+from lightning_dist.data.formats.compression import compression_of, decompressed, is_damage, open_stream
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex, Numbers
+from lightning_dist.data.index.index_file import read_index
+from lightning_dist.data.index.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
 from lightning_dist.data.placed_bytes import describe, map_place
 from lightning_dist.data.reading import Place, ReadFolder
-from lightning_dist.data.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
 from lightning_dist.errors import UnreadableShardError
 
 ENDINGS = tuple(f"{line}{packed}" for line in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst", ".bz2"))

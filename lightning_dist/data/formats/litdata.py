@@ -18,11 +18,11 @@ import torch
 
 from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.offsets import BoundedShard
-from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import INDEX_NAME, place_of, read_json
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
+from lightning_dist.data.index.index_file import INDEX_NAME, place_of, read_json
+from lightning_dist.data.index.survey import Piece, index_of
 from lightning_dist.data.placed_bytes import describe, map_place
 from lightning_dist.data.reading import Place, ReadFolder
-from lightning_dist.data.survey import Piece, index_of
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 
 Decoder = Callable[[memoryview], Any]

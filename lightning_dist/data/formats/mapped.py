@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.index import Chunk, DatasetIndex
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
 from lightning_dist.data.reading import Place, ReadFolder
 from lightning_dist.errors import ForeignDataError
 

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_dist.data.compression import decompressed
 from lightning_dist.data.decoded import Decoded, Sized
-from lightning_dist.data.index import Chunk, Numbers
+from lightning_dist.data.formats.compression import decompressed
+from lightning_dist.data.index.dataset_index import Chunk, Numbers
 from lightning_dist.data.placed_bytes import describe
 from lightning_dist.errors import UnreadableShardError
 
@@ -18,7 +18,7 @@ class BoundedShard:
 
     Args:
         data: All of it, as it is stored.
-        kind: How it is compressed; see :func:`~lightning_dist.data.compression.decompressed`.
+        kind: How it is compressed; see :func:`~lightning_dist.data.formats.compression.decompressed`.
         chunk: Which it is.
         decoded: Has it decompressed, and where samples begin.
 

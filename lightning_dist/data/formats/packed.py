@@ -24,8 +24,8 @@ from lightning_dist.data.formats.tokens import (
     layout_of,
     tokens_of,
 )
-from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import (
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
+from lightning_dist.data.index.index_file import (
     INDEX_NAME,
     PACKED_NAME,
     is_index,
@@ -34,10 +34,10 @@ from lightning_dist.data.index_file import (
     read_json,
     refuse_half_written,
 )
+from lightning_dist.data.index.survey import Piece, Progress, index_of, names_ending, survey
 from lightning_dist.data.packing import PackedRow, cut_documents, document_lengths, num_rows, pack, packed_row
 from lightning_dist.data.placed_bytes import describe
 from lightning_dist.data.reading import Place, ReadFolder
-from lightning_dist.data.survey import Piece, Progress, index_of, names_ending, survey
 from lightning_dist.errors import ConfigError, ForeignDataError, UnreadableShardError
 
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from lightning_dist.data.decoded import Decoded, Sized
 from lightning_dist.data.formats.columns import Rows, pyarrow
-from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import read_index
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
+from lightning_dist.data.index.index_file import read_index
+from lightning_dist.data.index.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
 from lightning_dist.data.placed_bytes import describe, map_place
 from lightning_dist.data.reading import Place, ReadFolder
-from lightning_dist.data.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 
 ENDINGS = (".parquet", ".pq")

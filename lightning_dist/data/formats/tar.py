@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lightning_dist.data.compression import compression_of, decompressed, is_damage, open_stream
 from lightning_dist.data.decoded import Decoded, Sized
+from lightning_dist.data.formats.compression import compression_of, decompressed, is_damage, open_stream
 from lightning_dist.data.formats.tar_members import Buffer, Source, Stream, TarDamage, members
-from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import read_index
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
+from lightning_dist.data.index.index_file import read_index
+from lightning_dist.data.index.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
 from lightning_dist.data.placed_bytes import describe, map_place
 from lightning_dist.data.reading import Place, ReadFolder
-from lightning_dist.data.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
 from lightning_dist.errors import ConfigError, UnreadableShardError
 
 ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2")

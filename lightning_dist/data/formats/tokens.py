@@ -1,7 +1,8 @@
 """Token shards: raw little-endian whole numbers (``.bin``), or one-dimensional ``.npy`` arrays of them.
 
-A sample is ``seq_len + 1`` tokens; see :mod:`lightning_dist.data.windows`. ``hierdist data write`` makes such shards
-from text; for those that others have written (``numpy.ndarray.tofile`` does), ``hierdist data index`` makes the index.
+A sample is ``seq_len + 1`` tokens; see :mod:`lightning_dist.data.formats.windows`. ``hierdist data write`` makes such
+shards from text; for those that others have written (``numpy.ndarray.tofile`` does), ``hierdist data index`` makes the
+index.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.index import Chunk, DatasetIndex
-from lightning_dist.data.index_file import read_index, refuse_half_written
+from lightning_dist.data.formats.windows import Cut, cut_windows
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
+from lightning_dist.data.index.index_file import read_index, refuse_half_written
+from lightning_dist.data.index.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
 from lightning_dist.data.placed_bytes import describe, map_place
 from lightning_dist.data.reading import Place, ReadFolder
-from lightning_dist.data.survey import Piece, Progress, ShardStream, damaged, index_of, names_ending, survey
-from lightning_dist.data.windows import Cut, cut_windows
 from lightning_dist.errors import ConfigError, ForeignDataError, UnreadableShardError
 
 DTYPES = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}

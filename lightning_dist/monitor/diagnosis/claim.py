@@ -19,6 +19,7 @@ class Claim:
         advice: What to change, a sentence each.
         directness: How directly what was seen shows this cause and no other, between 0 and 1.
         is_rare: Whether it comes in few steps, as checkpoints do: its sum is then exact, however it varies.
+        counts_from: Share of the step from which on it counts; ``None``: the rule's threshold.
         reason: Behind exposed communication.
         ranks: Whom it concerns; empty: all.
         since_step: First step that shows it; ``None``: from the start.
@@ -30,6 +31,7 @@ class Claim:
     advice: tuple[str, ...]
     directness: float
     is_rare: bool = False
+    counts_from: float | None = None
     reason: Reason | None = None
     ranks: tuple[int, ...] = ()
     since_step: int | None = None

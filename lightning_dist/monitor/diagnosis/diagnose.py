@@ -6,6 +6,10 @@ Note: confidence.
     second is how likely its share is truly above the rule's threshold, given how the share varies between blocks of
     steps (``noise.block_error``); what is rare, as checkpoints, is a sum and has no such error. Steps that are mostly
     compute have the chance that no other cause is truly above its threshold.
+
+Note: second causes.
+    They are judged as if costlier ones were gone, since that is when they will matter: of what these leave of the step,
+    a second cause must cost as much as its threshold says. The share it is given is of the whole step.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from lightning_dist.monitor.verdict import Cause, Finding, Verdict
 
 LEAST_CONFIDENCE = 0.5  # of "compute bound": below, steps are too noisy to say that nothing else counts
 WORTH_A_WORD = 0.03  # of the step: less is hardly worth the work of a change
+LEAST_REST = 0.01  # of the step: what costlier causes leave; of less nothing is told
 LEAST_ERROR = 0.005  # of a share; clocks and the edges of phases are no better
 
 
@@ -39,10 +44,7 @@ def diagnose(record: RunRecord) -> Verdict:
         return Verdict(None, no_verdict=window.reason, steps=window.steps, missing=window.missing)
     evidence = Evidence(record, window)
     weighed = [(rule, claim) for rule in RULES if (claim := rule.claim(evidence)) is not None]
-    findings = [
-        _finding(window, rule, claim) for rule, claim in weighed if window.share(claim.cost_s) >= rule.threshold
-    ]
-    findings.sort(key=lambda finding: -finding.share)
+    findings = _findings(window, weighed)
     main, no_verdict = (findings[0], None) if findings else _without_cause(evidence, weighed)
     return Verdict(
         main,
@@ -54,10 +56,23 @@ def diagnose(record: RunRecord) -> Verdict:
     )
 
 
-def _finding(window: Window, rule: Rule, claim: Claim) -> Finding:
-    """A claim whose share counts."""
+def _findings(window: Window, weighed: Sequence[tuple[Rule, Claim]]) -> list[Finding]:
+    """The claims that count, the costliest first. See Note: second causes."""
+    found: list[Finding] = []
+    rest = 1.0
+    for rule, claim in sorted(weighed, key=lambda each: -window.share(each[1].cost_s)):
+        share = window.share(claim.cost_s)
+        if rest > LEAST_REST and share / rest >= _threshold(rule, claim):
+            found.append(_finding(window, rule, claim, rest=rest))
+            rest -= share
+    return found
+
+
+def _finding(window: Window, rule: Rule, claim: Claim, *, rest: float) -> Finding:
+    """A claim that counts in the ``rest`` of the step that costlier ones leave."""
     share = window.share(claim.cost_s)
-    chance = 1.0 if claim.is_rare else chance_above(share, rule.threshold, _error(window, claim))
+    error = _error(window, claim) / rest
+    chance = 1.0 if claim.is_rare else chance_above(share / rest, _threshold(rule, claim), error)
     return Finding(
         cause=rule.cause,
         share=share,
@@ -87,7 +102,7 @@ def _without_cause(evidence: Evidence, weighed: Sequence[tuple[Rule, Claim]]) ->
     chances = {
         rule.cause: 0.0
         if each.is_rare
-        else chance_above(window.share(each.cost_s), rule.threshold, _error(window, each))
+        else chance_above(window.share(each.cost_s), _threshold(rule, each), _error(window, each))
         for rule, each in weighed
     }
     clear = math.prod(1 - chance for chance in chances.values())
@@ -97,7 +112,7 @@ def _without_cause(evidence: Evidence, weighed: Sequence[tuple[Rule, Claim]]) ->
         part, error = window.share(noisy.cost_s), _error(window, noisy)
         return None, (
             f"steps are too noisy: {cause.value.replace('_', ' ')} costs {percent(part)} with an error of "
-            f"{percent(error)}, and counts from {percent(rule.threshold)} on; more steps would tell"
+            f"{percent(error)}, and counts from {percent(_threshold(rule, noisy))} on; more steps would tell"
         )
     return (
         Finding(
@@ -116,13 +131,17 @@ def _without_cause(evidence: Evidence, weighed: Sequence[tuple[Rule, Claim]]) ->
 
 def _besides(window: Window, weighed: Sequence[tuple[Rule, Claim]]) -> tuple[str, ...]:
     """What costs something, and not enough to count."""
-    shares = sorted(((window.share(claim.cost_s), rule) for rule, claim in weighed), key=lambda each: -each[0])
+    costly = sorted(weighed, key=lambda each: -window.share(each[1].cost_s))
     worth = [
-        f"{_name(rule)} {percent(share)} (counts from {percent(rule.threshold)} on)"
-        for share, rule in shares
-        if share >= WORTH_A_WORD
+        f"{_name(rule)} {percent(window.share(claim.cost_s))} (counts from {percent(_threshold(rule, claim))} on)"
+        for rule, claim in costly
+        if window.share(claim.cost_s) >= WORTH_A_WORD
     ]
     return (f"Besides: {', '.join(worth)}.",) if worth else ()
+
+
+def _threshold(rule: Rule, claim: Claim) -> float:
+    return rule.threshold if claim.counts_from is None else claim.counts_from
 
 
 def _name(rule: Rule) -> str:

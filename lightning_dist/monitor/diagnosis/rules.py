@@ -59,8 +59,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.COMMUNICATION,
         communication.claim,
-        0.12,
-        "the last bucket cannot be hidden: it costs healthy runs of small models up to a tenth of a step",
+        0.16,
+        "the last bucket cannot be hidden: it costs healthy runs of small models up to an eighth of a step",
     ),
     Rule(
         Cause.STRAGGLER,
@@ -71,7 +71,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.LOSSY_LINK,
         lossy_link.claim,
-        0.12,
+        0.16,
         "as for other communication",
     ),
     Rule(
@@ -89,8 +89,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.HOST_BOUND,
         host_bound.claim,
-        0.25,
-        "Lightning's loops and a progress bar take some milliseconds, a tenth or more of a 20 ms step",
+        0.15,
+        "Lightning's loops and a progress bar take one or two milliseconds, a tenth of a 20 ms step",
     ),
 )
 

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from lightning_dist.data.cache import CacheOptions, open_chunks
+from lightning_dist.data.cache.cached_chunks import CacheOptions, open_chunks
 from tests.support.stored import StoredFolder, store
 
 folder = Path(sys.argv[1])

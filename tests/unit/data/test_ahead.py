@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_dist.data.ahead import looked_ahead
-from lightning_dist.data.batches import BatchPlan
+from lightning_dist.data.loading.ahead import looked_ahead
+from lightning_dist.data.loading.batches import BatchPlan
 
 
 def _plans(*chunks: list[int]) -> list[BatchPlan]:

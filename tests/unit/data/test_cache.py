@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from lightning_dist.data import cached_files, host_chunks, host_lock, room
-from lightning_dist.data.cache import CachedChunks, CacheOptions, open_chunks
+from lightning_dist.data.cache import cached_files, host_chunks, host_lock, room
+from lightning_dist.data.cache.cached_chunks import CachedChunks, CacheOptions, open_chunks
+from lightning_dist.data.cache.host_lock import HostLock
+from lightning_dist.data.cache.private_folder import default_folder
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.host_lock import HostLock
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.private_folder import default_folder
+from lightning_dist.data.index.dataset_index import DatasetIndex
 from lightning_dist.data.reading import Chunks, Place, open_chunk
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.storage.shards import open_read_folder
 from lightning_dist.errors import ConfigError, DataCacheError, DataError, UnreadableShardError
 from lightning_dist.events import EventStream
 from tests.support.stored import StoredFolder, read_chunk, store, stored_chunk

@@ -14,7 +14,7 @@ from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.arrow import ArrowFormat
 from lightning_dist.data.formats.columns import Rows
 from lightning_dist.data.formats.parquet import OpenParquet, ParquetFormat
-from lightning_dist.data.index_file import index_bytes
+from lightning_dist.data.index.index_file import index_bytes
 from lightning_dist.data.placed_bytes import map_place
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 from tests.support.folders import PathFolder, all_samples, open_chunk, place_of

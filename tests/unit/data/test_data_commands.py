@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lightning_dist.cli import main
-from lightning_dist.data.detection import detect_format
 from lightning_dist.data.formats import FORMATS, make_format
-from lightning_dist.data.index_file import IndexElsewhere
+from lightning_dist.data.formats.detection import detect_format
+from lightning_dist.data.index.index_file import IndexElsewhere
 from lightning_dist.errors import ConfigError, ForeignDataError, UnknownOptionError
 from tests.support.folders import PathFolder, all_samples, contents
 

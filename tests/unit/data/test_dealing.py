@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_dist.data.dealing import Dealing
-from lightning_dist.data.index import Numbers
+from lightning_dist.data.index.dataset_index import Numbers
+from lightning_dist.data.order.dealing import Dealing
 from lightning_dist.errors import ConfigError
 
 placements = st.lists(st.integers(0, 4), min_size=1, max_size=10).map(tuple)

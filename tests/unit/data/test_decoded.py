@@ -21,8 +21,8 @@ import pytest
 from lightning_dist import DataConfig, ShardedLoader, Source
 from lightning_dist.data.decoded import Decoded, Sized, default_limit_bytes
 from lightning_dist.data.formats import Surveyed, make_format
-from lightning_dist.data.index_file import index_bytes
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.index.index_file import index_bytes
+from lightning_dist.data.storage.shards import open_read_folder
 from lightning_dist.errors import ConfigError
 
 FILES, ROWS, ROW_BYTES = 12, 16, 1 << 16  # a file is a MiB, decoded

@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from lightning_dist.data.dealing import Dealing
-from lightning_dist.data.mixture import Mixture
-from lightning_dist.data.order import Order, OrderOptions, SampleOrder
-from lightning_dist.data.position import Position, begun, given
-from lightning_dist.data.shares import ReplicaShare
-from lightning_dist.data.steps import EndlessSteps, ExactSteps
+from lightning_dist.data.order.dealing import Dealing
+from lightning_dist.data.order.mixture import Mixture
+from lightning_dist.data.order.position import Position, begun, given
+from lightning_dist.data.order.sample_order import Order, OrderOptions, SampleOrder
+from lightning_dist.data.order.shares import ReplicaShare
+from lightning_dist.data.order.steps import EndlessSteps, ExactSteps
 
 SAMPLES = 10_000
 WORLDS = (1, 3, 2, 4)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_dist.data.fetching import FetchAhead
-from lightning_dist.data.index import Chunk
+from lightning_dist.data.cache.fetching import FetchAhead
+from lightning_dist.data.index.dataset_index import Chunk
 
 DEADLINE_S = 30.0
 

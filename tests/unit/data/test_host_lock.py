@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_dist.data import host_lock
-from lightning_dist.data.host_lock import HostLock, held
+from lightning_dist.data.cache import host_lock
+from lightning_dist.data.cache.host_lock import HostLock, held
 from lightning_dist.errors import DataCacheError
 
 

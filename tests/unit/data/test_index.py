@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.index import KIND, VERSION
-from lightning_dist.data.index_file import INDEX_NAME
-from lightning_dist.data.source import Source
+from lightning_dist.data.index.dataset_index import KIND, VERSION
+from lightning_dist.data.index.index_file import INDEX_NAME
+from lightning_dist.data.loading.source import Source
 from lightning_dist.errors import ForeignDataError
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.jsonl import JsonlFormat, line_bounds
-from lightning_dist.data.index_file import index_bytes
+from lightning_dist.data.index.index_file import index_bytes
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 from tests.support.folders import PathFolder, all_samples, open_chunk, place_of
 

@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import default_collate
 
 from lightning_dist import DataConfig, ShardedDataModule, ShardedLoader, Source
-from lightning_dist.data.batches import BatchPlan, BatchReader
-from lightning_dist.data.loader import SKIPPED, WAIT
-from lightning_dist.data.replicas import Replicas
+from lightning_dist.data.loading.batches import BatchPlan, BatchReader
+from lightning_dist.data.loading.loader import SKIPPED, WAIT
+from lightning_dist.data.order.replicas import Replicas
 from lightning_dist.errors import (
     ChangedDataError,
     ConfigError,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from lightning_dist.data.detection import detect_format
+from lightning_dist.data.formats.detection import detect_format
 from lightning_dist.data.formats.mds import MdsFormat
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 from tests.support.folders import PathFolder, all_samples, open_chunk

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_dist.data.index import Numbers
-from lightning_dist.data.mixture import Mixture
-from lightning_dist.data.order import Order, OrderOptions
+from lightning_dist.data.index.dataset_index import Numbers
+from lightning_dist.data.order.mixture import Mixture
+from lightning_dist.data.order.sample_order import Order, OrderOptions
 from lightning_dist.errors import CombinationError, ConfigError
 
 all_weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12)

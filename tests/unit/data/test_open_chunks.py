@@ -11,13 +11,13 @@ import pytest
 from lightning_dist.config import DataConfig
 from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.tokens import OpenTokens, TokensFormat
-from lightning_dist.data.index import Chunk
-from lightning_dist.data.index_file import INDEX_NAME, index_bytes
-from lightning_dist.data.loader import ShardedLoader
+from lightning_dist.data.index.dataset_index import Chunk
+from lightning_dist.data.index.index_file import INDEX_NAME, index_bytes
+from lightning_dist.data.loading.loader import ShardedLoader
+from lightning_dist.data.loading.source import Source
+from lightning_dist.data.order.replicas import Replicas
 from lightning_dist.data.reading import Place
-from lightning_dist.data.replicas import Replicas
-from lightning_dist.data.shards import open_read_folder
-from lightning_dist.data.source import Source
+from lightning_dist.data.storage.shards import open_read_folder
 
 CHUNKS, SAMPLES, SEQ_LEN = 60, 16, 4
 

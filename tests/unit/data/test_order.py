@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_dist.data.index import Numbers
-from lightning_dist.data.order import Located, Order, OrderOptions, sections
+from lightning_dist.data.index.dataset_index import Numbers
+from lightning_dist.data.order.sample_order import Located, Order, OrderOptions, sections
 from lightning_dist.errors import ConfigError
 
 chunk_counts = st.lists(st.integers(0, 30), min_size=1, max_size=30)

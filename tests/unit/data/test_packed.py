@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lightning_dist.data.formats.packed import PackedFormat
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.index_file import index_bytes
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.index_file import index_bytes
 from lightning_dist.data.packing import IGNORED
 from lightning_dist.errors import ConfigError, ForeignDataError, UnreadableShardError
 from tests.support.folders import PathFolder, all_samples, open_chunk

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_dist.data.identity import MOST_GROUPS, DataIdentity, DataSummary
-from lightning_dist.data.index import DatasetIndex
-from lightning_dist.data.mixture import Mixture
-from lightning_dist.data.order import Order, OrderOptions, SampleOrder
-from lightning_dist.data.position import Position, begun, done, from_state, given, to_state
-from lightning_dist.data.steps import EndlessSteps, ExactSteps, Place, Steps
+from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.order.identity import MOST_GROUPS, DataIdentity, DataSummary
+from lightning_dist.data.order.mixture import Mixture
+from lightning_dist.data.order.position import Position, begun, done, from_state, given, to_state
+from lightning_dist.data.order.sample_order import Order, OrderOptions, SampleOrder
+from lightning_dist.data.order.steps import EndlessSteps, ExactSteps, Place, Steps
 from lightning_dist.errors import ChangedDataError, ForeignDataError
 
 

@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from lightning_dist.data.cache import CacheOptions, open_chunks
+from lightning_dist.data.cache.cached_chunks import CacheOptions, open_chunks
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.detection import detect_format
 from lightning_dist.data.formats import Surveyed, make_format
-from lightning_dist.data.index_file import INDEX_NAME, PACKED_NAME, index_bytes
-from lightning_dist.data.output import open_write_folder
+from lightning_dist.data.formats.detection import detect_format
+from lightning_dist.data.index.index_file import INDEX_NAME, PACKED_NAME, index_bytes
 from lightning_dist.data.reading import open_chunk
-from lightning_dist.data.shards import open_read_folder
+from lightning_dist.data.storage.output import open_write_folder
+from lightning_dist.data.storage.shards import open_read_folder
 from tests.support.folders import all_samples
 
 FOREIGN = Path(__file__).parent / "foreign"

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 
-from lightning_dist.data.host_chunks import _PIECE_BYTES
+from lightning_dist.data.cache.host_chunks import _PIECE_BYTES
 from lightning_dist.data.reading import ReadFolder
-from lightning_dist.data.shards import _SERVER_VARIABLES, _joined, open_read_folder, with_sleep
+from lightning_dist.data.storage.shards import _SERVER_VARIABLES, _joined, open_read_folder, with_sleep
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
 from lightning_dist.retry import Retry
 

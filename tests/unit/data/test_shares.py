@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_dist.data.dealing import Dealing
-from lightning_dist.data.order import Order, OrderOptions
-from lightning_dist.data.shares import ReplicaShare
-from lightning_dist.data.steps import EndlessSteps, ExactSteps, Place, Steps
+from lightning_dist.data.order.dealing import Dealing
+from lightning_dist.data.order.sample_order import Order, OrderOptions
+from lightning_dist.data.order.shares import ReplicaShare
+from lightning_dist.data.order.steps import EndlessSteps, ExactSteps, Place, Steps
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "pad", "short", None])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_dist.data import shuffling
-from lightning_dist.data.index import Numbers
+from lightning_dist.data.index.dataset_index import Numbers
+from lightning_dist.data.order import shuffling
 
 
 def whole(size: int, base: int) -> Numbers:

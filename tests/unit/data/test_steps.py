@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_dist.data.dealing import Dealing
-from lightning_dist.data.order import Order, OrderOptions
-from lightning_dist.data.shares import ReplicaShare
-from lightning_dist.data.steps import EndlessSteps, ExactSteps, Place, Step, Steps
+from lightning_dist.data.order.dealing import Dealing
+from lightning_dist.data.order.sample_order import Order, OrderOptions
+from lightning_dist.data.order.shares import ReplicaShare
+from lightning_dist.data.order.steps import EndlessSteps, ExactSteps, Place, Step, Steps
 from lightning_dist.errors import ConfigError
 
 

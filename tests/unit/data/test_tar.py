@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from lightning_dist.data.formats.tar import TarFormat
 from lightning_dist.data.formats.tar_members import Buffer, Stream, TarDamage, members
-from lightning_dist.data.index_file import index_bytes
+from lightning_dist.data.index.index_file import index_bytes
 from lightning_dist.errors import ConfigError, UnreadableShardError
 from tests.support.folders import PathFolder, all_samples, open_chunk
 

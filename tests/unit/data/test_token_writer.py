@@ -15,15 +15,15 @@ import pytest
 import tokenizers
 from hypothesis import given
 
-from lightning_dist.data import texts
-from lightning_dist.data.encoders import ByteEncoder, FileEncoder, dtype_for, open_encoder
 from lightning_dist.data.formats.packed import PackedFormat
 from lightning_dist.data.formats.tokens import TokensFormat
-from lightning_dist.data.index_file import PLAN_NAME
-from lightning_dist.data.output import WriteFolder, open_write_folder
-from lightning_dist.data.shards import open_read_folder
-from lightning_dist.data.texts import BLOCK_BYTES, Document, deal, documents_of, read_block
-from lightning_dist.data.token_writer import TokenSettings, write_tokens
+from lightning_dist.data.index.index_file import PLAN_NAME
+from lightning_dist.data.storage.output import WriteFolder, open_write_folder
+from lightning_dist.data.storage.shards import open_read_folder
+from lightning_dist.data.writing import texts
+from lightning_dist.data.writing.encoders import ByteEncoder, FileEncoder, dtype_for, open_encoder
+from lightning_dist.data.writing.texts import BLOCK_BYTES, Document, deal, documents_of, read_block
+from lightning_dist.data.writing.token_writer import TokenSettings, write_tokens
 from lightning_dist.errors import ConfigError, ForeignDataError
 from tests.support.folders import EndedWriting, EndingFolder, PathFolder, all_samples, contents
 

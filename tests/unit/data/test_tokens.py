@@ -11,8 +11,8 @@ from hypothesis import given
 
 from lightning_dist.data.decoded import Decoded
 from lightning_dist.data.formats.tokens import DTYPES, TokensFormat
-from lightning_dist.data.index_file import index_bytes
-from lightning_dist.data.windows import cut_windows, num_windows
+from lightning_dist.data.formats.windows import cut_windows, num_windows
+from lightning_dist.data.index.index_file import index_bytes
 from lightning_dist.errors import ConfigError, ForeignDataError, UnreadableShardError
 from tests.support.folders import PathFolder, all_samples, open_chunk, place_of
 

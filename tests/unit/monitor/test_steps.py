@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_dist.events import WAIT, Event, EventKind
 from lightning_dist.monitor.record import Phase, StepRecord
-from lightning_dist.monitor.steps import SPAN_OF_PHASE, TAIL, Batches, CutStep, StepCutter, innermost
+from lightning_dist.monitor.steps import TAIL, Batches, CutStep, Piece, StepCutter, innermost
 
 MAIN, LANE = 1, 2  # threads
 MS = 1_000_000
@@ -21,16 +21,18 @@ def span(name: str, start: int, end: int, *, thread: int = MAIN, lane: str = "ma
     return Event(EventKind.SPAN, name, 0, 0, lane, start * MS, end * MS, 0.0, attributes, thread)
 
 
-def phase(phase: Phase, start: int, end: int) -> Event:
-    return span(SPAN_OF_PHASE[phase], start, end)
+def phase(phase: Phase, start: int, end: int) -> Piece:
+    return Piece(start * MS, end * MS, phase)
 
 
 def on_lane(start: int, end: int, tier: str = "world", **attributes: Any) -> Event:
     return span("comm.cross", start, end, thread=LANE, lane="cross", tier=tier, **attributes)
 
 
-def cut(*events: Event, until: int = 100, batches: Batches | None = None) -> CutStep:
-    return StepCutter(0, thread=MAIN).cut(0, 0, until * MS, events, batches or Batches(1))
+def cut(*seen: Event | Piece, until: int = 100, batches: Batches | None = None) -> CutStep:
+    phases = [each for each in seen if isinstance(each, Piece)]
+    events = [each for each in seen if isinstance(each, Event)]
+    return StepCutter(0, thread=MAIN).cut(0, 0, until * MS, phases, events, batches or Batches(1))
 
 
 def ms(record: StepRecord) -> dict[Phase, float]:
@@ -123,7 +125,7 @@ def test_waiting_for_a_neighbour_is_idle_and_no_communication() -> None:
 def test_events_that_reach_beyond_a_step_count_inside_it_only() -> None:
     record = (
         StepCutter(0, thread=MAIN)
-        .cut(3, 10 * MS, 20 * MS, [phase(Phase.FORWARD, 5, 12), on_lane(0, 100)], Batches(1))
+        .cut(3, 10 * MS, 20 * MS, [phase(Phase.FORWARD, 5, 12)], [on_lane(0, 100)], Batches(1))
         .record
     )
     assert ms(record) == {Phase.FORWARD: 2, Phase.OTHER: 8}
@@ -141,7 +143,7 @@ def test_counters_and_batches_are_a_steps_own() -> None:
 
 def test_unknown_phases_are_none_and_so_is_communication_that_is_not_seen() -> None:
     cutter = StepCutter(0, thread=MAIN, unknown=[Phase.HOST_TO_DEVICE], sees_communication=False)
-    record = cutter.cut(0, 0, MS, [], Batches(1)).record
+    record = cutter.cut(0, 0, MS, [], [], Batches(1)).record
     assert record.phases[Phase.HOST_TO_DEVICE] is None
     assert record.communication is None
 
@@ -154,13 +156,13 @@ def test_spans_show_phases_and_lanes() -> None:
     ]
 
 
-PHASES = st.sampled_from(sorted(SPAN_OF_PHASE))
+PHASES = st.sampled_from([each for each in Phase if each not in (Phase.COMMUNICATION, Phase.OTHER)])
 
 
 @st.composite
-def nested(draw: st.DrawFn) -> list[Event]:
+def nested(draw: st.DrawFn) -> list[Event | Piece]:
     """Spans of a thread as it emits them: inside first."""
-    events: list[Event] = []
+    events: list[Event | Piece] = []
 
     def fill(start: int, end: int, depth: int) -> None:
         at = start
@@ -193,7 +195,7 @@ LANES = st.lists(
 
 
 @given(nested(), LANES)
-def test_phases_add_up_and_exposed_is_a_part_of_the_total(events: list[Event], lanes: list[Event]) -> None:
+def test_phases_add_up_and_exposed_is_a_part_of_the_total(events: list[Event | Piece], lanes: list[Event]) -> None:
     done = cut(*events, *lanes)
     record = done.record
     assert sum(seconds or 0.0 for seconds in record.phases.values()) == pytest.approx(record.duration_s, abs=1e-12)
@@ -208,14 +210,12 @@ def test_phases_add_up_and_exposed_is_a_part_of_the_total(events: list[Event], l
 
 
 @given(nested())
-def test_each_instant_goes_to_the_span_that_was_entered_last(events: list[Event]) -> None:
-    known = [e for e in events if e.name.startswith("step.")]
-    spans = [(e.start_ns, e.end_ns, Phase(e.name.removeprefix("step."))) for e in reversed(known)]
-    pieces = innermost(spans, 0, 100 * MS)
+def test_each_instant_goes_to_the_span_that_was_entered_last(events: list[Event | Piece]) -> None:
+    known = [each for each in events if isinstance(each, Piece)]
+    pieces = innermost(reversed(known), 0, 100 * MS)
     for moment in range(100):
         at = moment * MS + MS // 2
-        around = [e for e in known if e.start_ns <= at < e.end_ns]  # inside first
+        phases = [each.phase for each in known if each.start_ns <= at < each.end_ns]  # inside first
         found = [piece.phase for piece in pieces if piece.start_ns <= at < piece.end_ns]
-        phases = [Phase(e.name.removeprefix("step.")) for e in around]
         keeping = [each for each in reversed(phases) if each in (Phase.VALIDATION, Phase.CHECKPOINT)]
         assert found == (keeping[:1] or phases[:1])

@@ -19,6 +19,8 @@ MANY_OPERATIONS = 8  # a step: fewer cannot be joined to much effect
 HIDDEN = 0.2  # of what could be hidden; an overlap that works hides most of it
 HIDEABLE = 0.5  # of the exposed time: that much compute must be there for overlap to matter
 OF_NOMINAL = 0.25  # of a link's nominal rate: TCP alone costs 5 %, one stream and a slow core a half
+# Share of the step from which on small messages count: backward has work with each of them, too.
+SMALL_COUNTS_FROM = 0.08
 SLOWER = 1.5  # times as long as before: a link has degraded
 
 
@@ -47,6 +49,7 @@ def claim(evidence: Evidence) -> Claim | None:
         evidence=(*exposed.sentences(evidence), *behind.evidence),
         advice=behind.advice,
         directness=behind.directness,
+        counts_from=SMALL_COUNTS_FROM if behind.reason is Reason.SMALL_BUCKETS else None,
         reason=behind.reason,
         since_step=behind.since_step,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_dist.monitor.diagnosis.claim import Claim
-from lightning_dist.monitor.diagnosis.evidence import Evidence
+from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence
 from lightning_dist.monitor.diagnosis.wording import percent, seconds
 from lightning_dist.monitor.record import Phase
 
@@ -15,10 +15,6 @@ _NAMES = {
     Phase.OTHER: "callbacks and loops",
 }
 _ADVICE = {
-    Phase.OPTIMIZER: (
-        "A fused optimizer on GPUs: AdamW(fused=True); shards of it on each rank: parallel=zero1.",
-        "Step less often: Trainer(accumulate_grad_batches=4).",
-    ),
     Phase.LOGGING: (
         "Log less often: Trainer(log_every_n_steps=50), and no self.log(..., sync_dist=True) in each step.",
     ),
@@ -32,7 +28,10 @@ _ADVICE = {
 
 def claim(evidence: Evidence) -> Claim | None:
     """What is neither compute, data nor communication."""
-    known = [phase for phase in PHASES if phase in evidence.window.phases]
+    measured = evidence.window.phases
+    known = [phase for phase in PHASES if phase in measured]
+    if Phase.DATA_WAIT not in measured:  # then it is among what is left
+        known = [phase for phase in known if phase is not Phase.OTHER]
     if not known:
         return None
     costs = {phase: float(evidence.without_stragglers_s(phase).mean()) for phase in known}
@@ -45,6 +44,14 @@ def claim(evidence: Evidence) -> Claim | None:
             f"{_NAMES[phase].capitalize()}: {seconds(costs[phase])} a step ({percent(costs[phase] / step_s)})."
             for phase in known
         ),
-        advice=_ADVICE[most],
+        advice=_of_optimizer(evidence) if most is Phase.OPTIMIZER else _ADVICE[most],
         directness=0.9 if most is not Phase.OTHER else 0.8,
     )
+
+
+def _of_optimizer(evidence: Evidence) -> tuple[str, ...]:
+    lines = ["One pass over memory instead of many: a fused optimizer, e.g. AdamW(fused=True)."]
+    if evidence.world_size > 1 and evidence.option("parallel.mode") not in SHARDED_MODES:
+        lines.append("Let each rank step its share only: parallel=zero1.")
+    lines.append("Step less often: Trainer(accumulate_grad_batches=4).")
+    return tuple(lines)

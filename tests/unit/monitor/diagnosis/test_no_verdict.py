@@ -74,18 +74,24 @@ def test_time_that_is_spread_has_no_main_cause() -> None:
     verdict = diagnose(
         Model(
             times_s={
-                Phase.FORWARD: 0.008,
-                Phase.BACKWARD: 0.01,
-                Phase.DATA_WAIT: 0.0035,
-                Phase.OPTIMIZER: 0.004,
-                Phase.OTHER: 0.004,
+                Phase.FORWARD: 0.006,
+                Phase.BACKWARD: 0.0094,
+                Phase.DATA_WAIT: 0.003,
+                Phase.OPTIMIZER: 0.0025,
+                Phase.OTHER: 0.002,
             },
-            communication_s=0.0098,
-            idle_s=0.005,
+            communication_s=0.0097,
+            idle_s=0.0048,
         ).record()
     )
     assert verdict.main is None
     assert "no cause stands out: compute 4" in (verdict.no_verdict or "")
+
+
+def test_data_wait_that_is_not_told_apart_is_not_taken_for_the_host() -> None:
+    verdict = diagnose(Model(times_s={Phase.DATA_WAIT: 0.03}, unavailable={Phase.DATA_WAIT: "no hook here"}).record())
+    assert verdict.main is None
+    assert "data wait could not be measured" in (verdict.no_verdict or "")
 
 
 def test_what_was_not_sampled_is_listed() -> None:

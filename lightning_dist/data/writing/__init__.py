@@ -1,0 +1,1 @@
+"""Token shards from text: ``texts``, ``encoders``, ``token_writer``."""
