@@ -90,7 +90,7 @@ class ClusterWatch:
         self.header = dataclasses.replace(header, unavailable=unavailable, facts={**header.facts, **opened.facts})
         self._say = say
         self._steps_source = StepSource(writes_at_once=writes_at_once)
-        self._writes_source = CheckpointWriteSource(checkpoint_event)
+        self._writes_source = CheckpointWriteSource(checkpoint_event, steps=steps)
         self._alarms = Alarms(header.host)
         self._listeners: list[Listener] = []
         self._said_problem = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lightning_dist.events import Event
 from lightning_dist.monitor.record import Phase, StepRecord
@@ -62,27 +62,29 @@ class CheckpointWriteSource:
 
     Args:
         event: Name of the span of a write.
+        steps: How many steps there were by now; streams of callbacks do not know it.
     """
 
     metrics = ("checkpoint_write",)
     is_fine = False
 
-    def __init__(self, event: str) -> None:
+    def __init__(self, event: str, *, steps: Callable[[], int]) -> None:
         self._event = event
-        self._writes: deque[Event] = deque(maxlen=_MOST)
+        self._steps = steps
+        self._writes: deque[tuple[int, Event]] = deque(maxlen=_MOST)
 
     def take(self, event: Event) -> None:
         """A sink of an event stream."""
         if event.name == self._event:
-            self._writes.append(event)
+            self._writes.append((self._steps(), event))
 
     def read(self, now_ns: int) -> list[Reading]:
         """Since the last time."""
         writes = [self._writes.popleft() for _ in range(len(self._writes))]
         now_wall_ns = time.time_ns()
         return [
-            Reading("checkpoint_write", write.duration_s, now_wall_ns - (now_ns - write.end_ns), write.step)
-            for write in writes
+            Reading("checkpoint_write", write.duration_s, now_wall_ns - (now_ns - write.end_ns), step)
+            for step, write in writes
         ]
 
     def close(self) -> None:

@@ -127,6 +127,8 @@ def _check_series(record: RankRecord, expected: set[str]) -> None:
     assert record.series("heartbeat_timeouts")[-1].value == 0
     stalls, writes = record.series("checkpoint_stall"), record.series("checkpoint_write")
     assert len(stalls) == len(writes) == STEPS // 4
+    assert [sample.step for sample in stalls] == [3, 7, 11]
+    assert all(write.step >= stall.step for stall, write in zip(stalls, writes, strict=True))
 
 
 def series_of_split(context: RankContext, kind: str, folder: str) -> list[str]:

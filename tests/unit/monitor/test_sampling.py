@@ -200,9 +200,8 @@ def test_a_checkpoint_is_a_reading_of_its_own_step(writes_at_once: bool) -> None
 
 def test_writes_in_the_background_are_read_from_the_stream() -> None:
     events = EventStream()
-    source = CheckpointWriteSource("checkpoint write")
+    source = CheckpointWriteSource("checkpoint write", steps=lambda: 9)
     events.add_sink(source.take)
-    events.step = 9
     events.span("checkpoint write", 1 * 10**9, end_ns=3 * 10**9)
     events.span("checkpoint copy", 1 * 10**9, end_ns=3 * 10**9)
     (reading,) = source.read(4 * 10**9)
