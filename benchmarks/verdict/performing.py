@@ -52,16 +52,23 @@ class Performed:
 
 
 class Hosts:
-    """Two hosts and four ranks that stay, and perform case after case."""
+    """Two hosts and four ranks that stay, and perform case after case.
 
-    def __init__(self) -> None:
+    Args:
+        server: Where ranks come from; without one it starts its own.
+    """
+
+    def __init__(self, server: ForkServer | None = None) -> None:
+        self._server = server
         self._stack = ExitStack()
         self._cluster: NamespaceCluster
         self._pool: RankPool
         self._scratch: Path
 
     def __enter__(self) -> Hosts:
-        server = self._stack.enter_context(ForkServer([*PRELOADED, "benchmarks.verdict.training"]))
+        server = self._server or ForkServer([*PRELOADED, "benchmarks.verdict.training"])
+        if self._server is None:
+            self._stack.enter_context(server)
         self._scratch = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hierdist-bench-")))
         self._cluster = self._stack.enter_context(NamespaceCluster(2))
         self._pool = self._stack.enter_context(self._cluster.pool({"a": [0, 1], "b": [2, 3]}, server=server))
