@@ -33,9 +33,6 @@ _T = TypeVar("_T")
 _SERVER_OPTIONS = frozenset(
     ("endpoint_url", "endpoint", "endpoint_override", "host", "hostname", "port", "account_name", "base_url", "profile")
 )
-# aiohttp stops a connection at twice its buffer of 64 KiB until that is read, which takes the processor longer than the
-# bytes. They are read whole anyway, at most 8 MiB at a time.
-_HTTP_CLIENT = {"read_bufsize": 8 << 20}
 _SERVER_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE")
 
 
@@ -208,7 +205,7 @@ class RemoteReadFolder:
         if self._opened is None or self._opened[0] != os.getpid():
             try:
                 # Listings are asked for anew: other processes write too.
-                found = fsspec.core.url_to_fs(self._given, use_listings_cache=False, **self._options())
+                found = fsspec.core.url_to_fs(self._given, use_listings_cache=False, **self._storage_options)
             except (ImportError, ValueError) as error:
                 raise ForeignDataError(self._without_secrets(f"{self._given} cannot be opened: {error}")) from error
             except Exception as error:
@@ -216,12 +213,6 @@ class RemoteReadFolder:
                 raise UnreadableShardError(self._without_secrets(text)) from error
             self._opened = (os.getpid(), *found)
         return self._opened[1:]
-
-    def _options(self) -> dict[str, Any]:
-        options = self._storage_options
-        if not self._given.startswith(("http://", "https://")):
-            return options
-        return {**options, "client_kwargs": {**_HTTP_CLIENT, **(options.get("client_kwargs") or {})}}
 
     def _do(self, what: str, attempt: Callable[[], _T]) -> _T:
         try:

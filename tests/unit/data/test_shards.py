@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 
-from lightning_dist.data.cache.host_chunks import _PIECE_BYTES
 from lightning_dist.data.reading import ReadFolder
 from lightning_dist.data.storage.shards import _SERVER_VARIABLES, _joined, open_read_folder, with_sleep
 from lightning_dist.errors import ForeignDataError, UnreadableShardError
@@ -203,23 +202,3 @@ def test_the_same_url_at_another_server_is_another_folder(monkeypatch: pytest.Mo
     others.append(origin())
     assert len(set(others)) == len(others)
     assert not any("key-" in other for other in others)
-
-
-def test_web_servers_are_read_with_a_buffer_that_no_piece_fills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the connection is stopped and started again with each 128 KiB."""
-    seen: list[Any] = []
-
-    def url_to_fs(url: str, **options: Any) -> tuple[Any, str]:
-        seen.append(options.get("client_kwargs"))
-        return SimpleNamespace(storage_options={}), "d"
-
-    monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
-    for url, options in (
-        ("https://host/d", {}),
-        ("http://host/d", {"client_kwargs": {"trust_env": True}}),
-        ("https://host/d", {"client_kwargs": {"read_bufsize": 7}}),
-        ("s3://bucket/d", {}),
-    ):
-        open_read_folder(url, storage_options=options)
-    assert seen == [{"read_bufsize": 8 << 20}, {"read_bufsize": 8 << 20, "trust_env": True}, {"read_bufsize": 7}, None]
-    assert _PIECE_BYTES <= 8 << 20
