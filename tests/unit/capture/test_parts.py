@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import Trainer
 
 from lightning_dist.capture.batches import measure, together
 from lightning_dist.capture.commit import commit_of
 from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
 from lightning_dist.capture.patches import Patches
 from lightning_dist.capture.reducer import transfers
+from lightning_dist.capture.run_folder import run_folder
 from lightning_dist.events import EventStream
 from lightning_dist.monitor.steps import Batches
 
@@ -204,6 +206,19 @@ def test_the_commit_is_read_from_a_repositorys_files(tmp_path: Path) -> None:
     assert commit_of(inside) == OTHER
     (git / "HEAD").write_text(COMMIT + "\n")
     assert commit_of(inside) == COMMIT
+
+
+def test_what_is_no_commit_is_not_said(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / ".git/HEAD").write_text("ref: ../token\n")
+    assert commit_of(tmp_path) is None
+
+
+def test_a_folder_that_is_none_is_said_to_all_ranks(tmp_path: Path) -> None:
+    trainer = Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu", devices=1)
+    assert run_folder(trainer, "no\0name") is None
+    assert run_folder(trainer, tmp_path / "runs") == tmp_path / "runs"
 
 
 def test_the_commit_of_a_linked_worktree_is_its_own(tmp_path: Path) -> None:
