@@ -76,6 +76,8 @@ class StepFiles:
         if writer is not None:
             writer.close()
             self.problem = self.problem or writer.problem
+            if self.problem is None and writer.lost_lines:
+                self.problem = f"{writer.lost_lines} records are missing in {writer.path}: the disk stood still"
         said, self.problem = self.problem, None
         return said
 
