@@ -110,7 +110,8 @@ def _status(code: int) -> int:
 
 
 def _said(status: int) -> str:
-    return f"status {status}" if status <= 128 else f"status {status} ({signal.strsignal(status - 128)})"
+    known = {int(each) for each in signal.valid_signals()}
+    return f"status {status} ({signal.strsignal(status - 128)})" if status - 128 in known else f"status {status}"
 
 
 DOCTOR = Command(

@@ -266,3 +266,5 @@ def test_the_status_of_a_command_that_fails_is_the_doctors(tmp_path: Path, capfd
     assert "ended with status 7" in said.err
     assert main(["doctor", "-o", str(tmp_path / "d"), "--", "sh", "-c", "kill -9 $$"]) == 137
     assert "status 137 (Killed)" in capfd.readouterr().err
+    assert main(["doctor", "-o", str(tmp_path / "d"), "--", "sh", "-c", "exit 255"]) == 255
+    assert "ended with status 255;" in capfd.readouterr().err
