@@ -159,7 +159,8 @@ def _size_bytes(dataset: Any) -> int | None:
 
 def _wrapped(dataset: Any) -> Iterator[Any]:
     """The data set and those that it wraps, as ``Subset`` and ``ConcatDataset`` do."""
-    waiting, seen = [dataset], set()
+    waiting: list[Any] = [dataset]
+    seen: set[int] = set()
     while waiting and len(seen) < _MOST_WRAPPED:
         part = waiting.pop()
         if id(part) in seen or not hasattr(part, "__dict__"):

@@ -335,7 +335,9 @@ class Own(Manual):
     """Its optimizers are stepped behind Lightning's back."""
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer in self.optimizers(use_pl_optimizer=False):
+        optimizers = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizers, list)
+        for optimizer in optimizers:
             self.manual_backward(self.loss(batch))
             optimizer.step()
 

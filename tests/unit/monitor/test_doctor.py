@@ -181,7 +181,7 @@ def test_what_looks_at_the_validation_that_is_left_out_does_not_end_the_script(
 ) -> None:
     class Watching(OddModule):
         def configure_optimizers(self) -> Any:
-            optimizer = sgd(self.parameters())
+            optimizer = sgd(list(self.parameters()))
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
 
@@ -196,7 +196,9 @@ def test_time_ends_a_training_whose_steps_lightning_does_not_count(order: Doctor
         automatic_optimization = False
 
         def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
-            self.optimizers(use_pl_optimizer=False).step()
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            optimizer.step()
 
     stop = DoctorStop(DoctorOrder(order.folder, steps=100, minutes=9), clock_s=iter(range(0, 6000, 60)).__next__)
     ours = trainer(tmp_path, stop)
