@@ -62,11 +62,16 @@ class ClusterMonitor(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Agree on the folder; collective."""
-        if stage == "fit":
-            self._close()
+        if stage != "fit":
+            return
+        self._close()
+        try:
             self._capture = capture_of(trainer, self)
             self._capture.on_step(self._take_step)
             self.folder = self._capture.folder(self._wanted)
+        except Exception as error:
+            self._close()
+            _say(f"it measures nothing, training goes on: {type(error).__name__}: {error}")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to sample: by now the loaders are there, and those who write checkpoints have opened their streams.

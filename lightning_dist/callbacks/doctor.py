@@ -17,6 +17,7 @@ Note [wrapped methods]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -30,7 +31,7 @@ from lightning_dist.callbacks.cluster_monitor import ClusterMonitor
 from lightning_dist.callbacks.monitor_outputs import MonitorOutputs
 from lightning_dist.callbacks.step_timeline import StepTimeline
 from lightning_dist.capture import TrainerCapture, capture_of
-from lightning_dist.monitor.doctor_order import DoctorOrder
+from lightning_dist.monitor.doctor_order import DoctorOrder, runs_of
 
 _ASKS_EVERY_S = 2.0  # rank 0 tells the others, no more often, whether the time is over
 _WRAPPED = "_hierdist_doctor"
@@ -47,8 +48,9 @@ def attend(order: str, package: str) -> None:
     trainer_class = sys.modules[package].Trainer
     if not hasattr(trainer_class, _WRAPPED):
         given = DoctorOrder.from_text(order)
+        before = runs_of(given)
         setattr(trainer_class, _WRAPPED, given)
-        trainer_class.fit = _ending_fit(trainer_class.fit, given, package)
+        trainer_class.fit = _ending_fit(trainer_class.fit, given, package, before)
         trainer_class.save_checkpoint = _saving_aside(trainer_class.save_checkpoint, given)
 
 
@@ -66,7 +68,8 @@ class DoctorStop(pl.Callback):
         self._capture: TrainerCapture | None = None
         self._started_s = 0.0
         self._global_step = 0
-        self._asks_at = 1
+        self._batches = 0
+        self._asks_at = 1  # batches
         self.steps = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -77,17 +80,20 @@ class DoctorStop(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Time runs from now on."""
-        self.steps, self._asks_at = 0, 1
+        self.steps, self._batches, self._asks_at = 0, 0, 1
         self._global_step, self._started_s = trainer.global_step, self._clock_s()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Every rank counts the same steps, and hears of the time at the same one."""
-        if trainer.global_step == self._global_step:
-            return  # gradients are accumulated
-        self._global_step = trainer.global_step
-        self.steps += 1
+        """Every rank counts the same steps and batches, and hears of the time at the same one.
+
+        Time is looked at between steps too: a script that steps an optimizer of its own has none that Lightning counts.
+        """
+        self._batches += 1
+        if trainer.global_step != self._global_step:  # else gradients are accumulated
+            self._global_step = trainer.global_step
+            self.steps += 1
         if self.steps >= self._order.steps or self._is_late(trainer):
             self._end(trainer)
 
@@ -100,19 +106,23 @@ class DoctorStop(pl.Callback):
         self._release()
 
     def _is_late(self, trainer: pl.Trainer) -> bool:
-        """Rank 0's clock decides, and says after how many steps to ask again: those of about two seconds."""
-        if self.steps < self._asks_at:
+        """Rank 0's clock decides, and says after how many batches to ask again: those of about two seconds."""
+        if self._batches < self._asks_at:
             return False
         passed_s = self._clock_s() - self._started_s
-        more = 0 if passed_s >= self._order.minutes * 60 else max(1, round(_ASKS_EVERY_S * self.steps / passed_s))
+        batches_per_s = self._batches / max(passed_s, 1e-3)
+        more = 0 if passed_s >= self._order.minutes * 60 else max(1, round(_ASKS_EVERY_S * batches_per_s))
         more = trainer.strategy.broadcast(more)
-        self._asks_at = self.steps + more
+        self._asks_at = self._batches + more
         return more == 0
 
     def _end(self, trainer: pl.Trainer) -> None:
         trainer.should_stop = True
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they would keep it going
         trainer.limit_val_batches = 0  # a Trainer that stops validates once more
+        for each in (*trainer.callbacks, *trainer.lr_scheduler_configs):  # type: ignore[attr-defined]  # an attribute of every Trainer
+            if hasattr(each, "monitor") and hasattr(each, "strict"):
+                each.strict = False  # what EarlyStopping and ReduceLROnPlateau look at may come from validation
 
     def _release(self) -> None:
         capture, self._capture = self._capture, None
@@ -127,7 +137,8 @@ def divert(trainer: Any, order: DoctorOrder, package: str) -> None:
     callbacks = [each for each in trainer.callbacks if not isinstance(each, MonitorOutputs | DoctorStop)]
     for number, callback in enumerate(callbacks):
         if hasattr(callback, "dirpath"):  # of ModelCheckpoint and its kin
-            callback.dirpath = str(scratch / f"checkpoints-{number}")
+            with contextlib.suppress(AttributeError):  # some only say where they write
+                callback.dirpath = str(scratch / f"checkpoints-{number}")
     if getattr(trainer.profiler, "dirpath", None) is not None:
         trainer.profiler.dirpath = str(scratch)
     trainer.loggers = _diverted_loggers(trainer.loggers, scratch, package)
@@ -152,12 +163,12 @@ def _diverted_loggers(loggers: list[Any], scratch: Path, package: str) -> list[A
     return kept
 
 
-def _ending_fit(fit: Any, order: DoctorOrder, package: str) -> Any:
+def _ending_fit(fit: Any, order: DoctorOrder, package: str, before: frozenset[Path]) -> Any:
     @functools.wraps(fit)
     def ending(self: Any, *args: Any, **kwargs: Any) -> None:
         divert(self, order, package)
         fit(self, *args, **kwargs)
-        if has_steps(order):
+        if has_steps(order, before):
             rank_zero_info("hierdist doctor: that is enough; the script ends here")
             sys.exit(0)
 
@@ -175,6 +186,11 @@ def _saving_aside(save_checkpoint: Any, order: DoctorOrder) -> Any:
     return saving
 
 
-def has_steps(order: DoctorOrder) -> bool:
-    """Whether any step was recorded: not those of a fit that only looked for a learning rate and gave it back."""
-    return any(path.stat().st_size for path in Path(order.folder).glob("monitor*/steps-*.jsonl"))
+def has_steps(order: DoctorOrder, before: frozenset[Path]) -> bool:
+    """Whether any step was recorded: not those of a fit that only looked for a learning rate and gave it back.
+
+    Args:
+        order: Of the examination.
+        before: Runs of earlier ones, which may be in the same folder.
+    """
+    return any(path.stat().st_size for run in runs_of(order) - before for path in run.glob("steps-*.jsonl"))

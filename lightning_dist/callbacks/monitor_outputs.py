@@ -73,7 +73,11 @@ class MonitorOutputs(pl.Callback):
             return
         self.outcome = self.report_path = None
         self._means = IntervalMeans()
-        self._capture = capture_of(trainer, self)
+        try:
+            self._capture = capture_of(trainer, self)
+        except Exception as error:
+            _say(f"it hands on nothing, training goes on: {type(error).__name__}: {error}")
+            return
         self._capture.on_step(self._take_step)
         if (self._reports or self._history is not None) and not _all(trainer, StepTimeline) and trainer.is_global_zero:
             _say("without StepTimeline() among the callbacks there is no verdict, no report and no history")
@@ -85,10 +89,14 @@ class MonitorOutputs(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Serve to Prometheus from now on."""
         port, host = self._address
-        if port is None:
+        if port is None or self._capture is None:
             return
         endpoint = PrometheusEndpoint(port, host=host)
-        endpoint.open(rank_header(trainer, unavailable={}))
+        try:
+            endpoint.open(rank_header(trainer, unavailable={}))
+        except Exception as error:
+            _say(f"nothing is served at port {port}, training goes on: {type(error).__name__}: {error}")
+            return
         if endpoint.problem is not None:
             _say(f"{endpoint.problem}; training goes on")
             return
@@ -97,14 +105,18 @@ class MonitorOutputs(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log when Lightning does."""
+        """Log when Lightning does: not between the micro-batches of a step."""
         if not self._logs or self._means is None or not trainer.is_global_zero:
             return
-        if not trainer._logger_connector.should_update_logs:
+        if not trainer._logger_connector.should_update_logs or trainer.fit_loop._should_accumulate():
             return
         means = self._means.take()
-        for logger in trainer.loggers if means else ():
-            logger.log_metrics(means, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        try:
+            for logger in trainer.loggers if means else ():
+                logger.log_metrics(means, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        except Exception as error:
+            self._logs = False
+            _say(f"nothing more is logged as monitor/..., training goes on: {type(error).__name__}: {error}")
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Stop to listen and to serve; a run that failed is not remembered."""

@@ -60,6 +60,8 @@ class StepTimeline(pl.Callback):
         """Start to record; collective."""
         if stage != "fit":
             return
+        self._close()
+        self.capture = self._files = None  # those of another fit
         try:
             self._open(trainer)
         except Exception as error:

@@ -125,9 +125,16 @@ class WatchedWork(dist.Work):
 
     def wait(self, timeout: datetime.timedelta = datetime.timedelta(0)) -> bool:
         """As the backend's."""
+        return bool(self._waited(functools.partial(self._work.wait, timeout) if timeout else self._work.wait))
+
+    def block_current_stream(self) -> None:
+        """As the backend's."""
+        self._waited(self._work.block_current_stream)
+
+    def _waited(self, wait: Callable[[], Any]) -> Any:
         start = self._watched.events.mark()
         try:
-            return bool(self._work.wait(timeout) if timeout else self._work.wait())
+            return wait()
         finally:
             said, self._said = self._said, None
             if said is not None and self._watched.is_on():
@@ -157,6 +164,14 @@ class WatchedWork(dist.Work):
     def get_future(self) -> Any:
         """As the backend's."""
         return self._work.get_future()
+
+    def get_future_result(self) -> Any:
+        """As the backend's."""
+        return self._work.get_future_result()
+
+    def boxed(self) -> Any:
+        """As the backend's."""
+        return self._work.boxed()
 
     def source_rank(self) -> int:
         """As the backend's."""

@@ -12,11 +12,11 @@ _HASH = re.compile(r"[0-9a-f]{40,64}")
 def commit_of_script() -> str | None:
     """Of the repository that holds the script, or else the working directory; ``None`` if none does."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    for start in (Path(script).absolute().parent if script else None, Path.cwd()):
-        found = commit_of(start) if start is not None else None
-        if found is not None:
-            return found
-    return None
+    try:
+        starts = [*([Path(script).absolute().parent] if script else []), Path.cwd()]
+    except OSError:  # the working directory has been removed
+        return None
+    return next((found for start in starts if (found := commit_of(start)) is not None), None)
 
 
 def commit_of(folder: Path) -> str | None:
@@ -46,7 +46,8 @@ def _head(git: Path) -> str | None:
     shared = git / common.read_text(encoding="utf-8").strip() if common.exists() else git
     for place in (git, shared):
         if (place / name).exists():
-            return (place / name).read_text(encoding="utf-8").strip()
+            commit = (place / name).read_text(encoding="utf-8").strip()
+            return commit if _HASH.fullmatch(commit) else None
     packed = shared / "packed-refs"
     for line in packed.read_text(encoding="utf-8").splitlines() if packed.exists() else ():
         commit, _, ref = line.partition(" ")

@@ -14,11 +14,18 @@ class FlopCount:
     def __init__(self) -> None:
         self.total = 0
         self.is_counting = True
+        self._is_inside = False
 
     def counted(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` gives."""
-        with FlopCounterMode(display=False) as counter:
-            given = call()
+        """What ``call`` gives; one inside another, as under manual optimization, is counted with it."""
+        if self._is_inside:
+            return call()
+        self._is_inside = True
+        try:
+            with FlopCounterMode(display=False) as counter:
+                given = call()
+        finally:
+            self._is_inside = False
         self.total += counter.get_total_flops()
         return given
 

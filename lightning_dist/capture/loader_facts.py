@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ from lightning_dist.data.loading.loader import ShardedLoader
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _LOOKED_AT = 1000  # items of a list
+_LESS, _LEAST = 20, 8  # so many times fewer of a list in it, but no fewer
+_MOST_LOOKED_AT = 500_000  # in all
+_MOST_WRAPPED = 100  # samplers, and data sets, around each other; some have any attribute that is asked for
+_SHARE = 1.1  # of a rank's even share of the samples: samplers round up
 
 
 def loader_facts(trainer: pl.Trainer) -> dict[str, Any]:
@@ -77,7 +81,8 @@ def facts_of(loader: Any, *, num_parts: int) -> dict[str, Any]:
     if dataset is None:
         return facts | {"is_sharded": True if num_parts == 1 else None}
     length = _length(dataset)
-    mine = _length(sampler)
+    # A batch sampler of the user's own has as many items as there are batches.
+    mine = None if sampler is None or sampler is getattr(loader, "batch_sampler", None) else _length(sampler)
     return facts | {
         "dataset": type(dataset).__name__,
         "sampler": None if sampler is None else type(sampler).__name__,
@@ -122,7 +127,9 @@ def _is_sharded(dataset: Any, sampler: Any, length: int | None, mine: int | None
         return True
     if isinstance(dataset, IterableDataset) or length is None or mine is None:
         return None  # it may look at its rank inside
-    return mine < length
+    if mine >= length:
+        return False
+    return True if mine * num_parts <= _SHARE * length else None  # else it may be a part that all ranks go through
 
 
 def _sampler(loader: Any) -> Any:
@@ -130,7 +137,10 @@ def _sampler(loader: Any) -> Any:
     sampler = getattr(loader, "batch_sampler", None)
     if sampler is None:
         sampler = getattr(loader, "sampler", None)
-    while (inner := getattr(sampler, "sampler", None)) is not None:
+    for _ in range(_MOST_WRAPPED):
+        inner = getattr(sampler, "sampler", None)
+        if inner is None or inner is sampler:
+            break
         sampler = inner
     return sampler
 
@@ -149,8 +159,9 @@ def _size_bytes(dataset: Any) -> int | None:
 
 def _wrapped(dataset: Any) -> Iterator[Any]:
     """The data set and those that it wraps, as ``Subset`` and ``ConcatDataset`` do."""
-    waiting, seen = [dataset], set()
-    while waiting:
+    waiting: list[Any] = [dataset]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_WRAPPED:
         part = waiting.pop()
         if id(part) in seen or not hasattr(part, "__dict__"):
             continue
@@ -163,8 +174,8 @@ def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _bytes_of(value: Any, seen: set[int]) -> int:
-    if id(value) in seen:
+def _bytes_of(value: Any, seen: set[int], most: int = _LOOKED_AT) -> int:
+    if id(value) in seen or len(seen) >= _MOST_LOOKED_AT:
         return 0
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
@@ -175,11 +186,12 @@ def _bytes_of(value: Any, seen: set[int]) -> int:
         return int(value.nbytes)
     if isinstance(value, bytes | bytearray):
         return len(value)
-    if isinstance(value, list | tuple | Mapping):
-        stride = max(len(value) // _LOOKED_AT, 1)
-        inner = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, list | tuple | dict):  # other mappings may read what they are asked for
+        stride = max(-(-len(value) // most), 1)
+        inner = value.values() if isinstance(value, dict) else value
         looked_at = list(islice(inner, 0, None, stride))
-        return sum(_bytes_of(each, seen) for each in looked_at) * len(value) // max(len(looked_at), 1)
+        less = max(most // _LESS, _LEAST)
+        return sum(_bytes_of(each, seen, less) for each in looked_at) * len(value) // max(len(looked_at), 1)
     return 0
 
 

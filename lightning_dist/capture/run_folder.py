@@ -26,7 +26,7 @@ def run_folder(trainer: pl.Trainer, folder: str | Path | None = None) -> Path | 
     if trainer.is_global_zero:
         try:
             made = str(_make(Path(root) / _NAME if folder is None else Path(folder)))
-        except OSError:
+        except Exception:  # whatever it is, the others wait for an answer
             made = None
     found: str | None = trainer.strategy.broadcast(made)
     return None if found is None else Path(found)

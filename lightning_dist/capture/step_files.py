@@ -10,7 +10,6 @@ from statistics import median
 import lightning.pytorch as pl
 
 from lightning_dist.capture.facts import rank_header, run_facts
-from lightning_dist.capture.loader_facts import loader_facts
 from lightning_dist.capture.trainer_capture import TrainerCapture
 from lightning_dist.monitor.rank_file import RankWriter
 from lightning_dist.monitor.record import RunFacts
@@ -62,7 +61,7 @@ class StepFiles:
         if self.folder is None or self._writer is not None:
             return
         try:
-            header = rank_header(trainer, unavailable=self._capture.unavailable, facts=loader_facts(trainer))
+            header = rank_header(trainer, unavailable=self._capture.unavailable)
             if trainer.is_global_zero:
                 self._facts = run_facts(trainer, peak_flops=self._peak_flops, flops_per_sample=self._flops_per_sample)
                 write_facts(self.folder, self._facts)
@@ -77,6 +76,8 @@ class StepFiles:
         if writer is not None:
             writer.close()
             self.problem = self.problem or writer.problem
+            if self.problem is None and writer.lost_lines:
+                self.problem = f"{writer.lost_lines} records are missing in {writer.path}: the disk stood still"
         said, self.problem = self.problem, None
         return said
 

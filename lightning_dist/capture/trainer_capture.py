@@ -42,7 +42,7 @@ from lightning_dist.monitor.record import Phase, StepRecord
 from lightning_dist.monitor.steps import TAIL, Batches, CutStep, Piece, StepCutter
 
 _OWN_EVENTS = 4096  # of a stream that only the capture reads
-_MOST_PENDING = 200_000  # events of one step; what is before them is forgotten
+_MOST_PENDING = 200_000  # events, and pieces, of one step; what is before them is forgotten
 _COUNTED = (Phase.FORWARD, Phase.BACKWARD)
 _LATEST_S = 2.0  # how long the end of a fit waits for a device's last moments
 _ATTRIBUTE = "_hierdist_capture"
@@ -101,7 +101,7 @@ class TrainerCapture:
         self._holders: set[int] = set()
         self._patches = Patches()
         self._mark: Callable[[], Mark] = self.events.clock_ns if self._clock is None else self._clock.mark
-        self._phases: list[Piece] = []
+        self._phases: deque[Piece] = deque(maxlen=_MOST_PENDING)
         self._uncut: deque[_Uncut] = deque()
         self._pending: deque[Event] = deque(maxlen=_MOST_PENDING)
         self._on_step: list[OnStep] = []
@@ -369,7 +369,7 @@ class TrainerCapture:
     def _cut(self, end_ns: int, step: int, batches: Batches | None) -> None:
         """What has been seen so far is the step's; it is looked at with others, see Note [In bursts]."""
         start_ns, self._start_ns = self._start_ns, end_ns
-        phases, self._phases = self._phases, []
+        phases, self._phases = list(self._phases), deque(maxlen=_MOST_PENDING)
         events = [self._pending.popleft() for _ in range(len(self._pending))]
         if start_ns is None:
             return

@@ -17,7 +17,7 @@ from lightning_dist.build.run_report import REPORT_FILE, write_report
 from lightning_dist.cli.command import Command
 from lightning_dist.errors import ConfigError, LaunchError, RecordError
 from lightning_dist.monitor.diagnosis import diagnose
-from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
+from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder, runs_of
 from lightning_dist.monitor.reading import reading_note
 from lightning_dist.monitor.report.terminal import render
 from lightning_dist.monitor.run_files import read_run
@@ -48,6 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     folder = arguments.output or Path("doctor") / datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     order = DoctorOrder(str(folder.absolute()), arguments.steps, arguments.minutes)
     folder.mkdir(parents=True, exist_ok=True)
+    before = runs_of(order)
     try:
         status = _train(command, order)
     finally:
@@ -55,7 +56,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if status:
         print(f"hierdist doctor: {command[0]} ended with {_said(status)}; see what it wrote above", file=sys.stderr)
     try:
-        record = read_run(*locate(folder).folders)
+        runs = sorted(runs_of(order) - before, key=lambda run: run.stat().st_mtime_ns)
+        if not runs:  # those of earlier examinations are not this one's
+            raise RecordError(f"{folder} has no new run")
+        record = read_run(*locate(runs[-1]).folders)
     except RecordError as error:
         if status:
             return status
@@ -106,7 +110,8 @@ def _status(code: int) -> int:
 
 
 def _said(status: int) -> str:
-    return f"status {status}" if status <= 128 else f"status {status} ({signal.strsignal(status - 128)})"
+    known = {int(each) for each in signal.valid_signals()}
+    return f"status {status} ({signal.strsignal(status - 128)})" if status - 128 in known else f"status {status}"
 
 
 DOCTOR = Command(

@@ -30,8 +30,8 @@ class DoctorOrder:
 
     @property
     def scratch(self) -> Path:
-        """Where the script's own outputs go; removed at the end."""
-        return Path(self.folder) / "scratch"
+        """Where the script's own outputs go; removed at the end, so that nobody else's folder may have its name."""
+        return Path(self.folder) / "hierdist-doctor-scratch"
 
     def to_text(self) -> str:
         """As a variable's value."""
@@ -41,3 +41,9 @@ class DoctorOrder:
     def from_text(cls, text: str) -> DoctorOrder:
         """Back from it."""
         return cls(**json.loads(text))
+
+
+def runs_of(order: DoctorOrder) -> frozenset[Path]:
+    """The folders of runs that an examination's folder has now: each run takes one that no other has."""
+    runs = Path(order.folder).glob(f"{order.record.name}*")
+    return frozenset(run for run in runs if run.is_dir() and any(run.iterdir()))

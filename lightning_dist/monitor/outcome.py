@@ -15,7 +15,7 @@ from lightning_dist.monitor.record import RunRecord
 from lightning_dist.monitor.run_files import read_run
 from lightning_dist.monitor.verdict import Verdict
 
-_TAIL_BYTES = 65536  # holds a file's last step, whatever timelines follow it
+_TAIL_BYTES = 65536  # holds a file's last step, unless a long timeline follows it
 _POLL_S = 0.05
 
 
@@ -69,17 +69,26 @@ def size_bytes(folder: Path) -> int:
 
 
 def _last_step(path: Path) -> int | None:
+    tail_bytes = _TAIL_BYTES
     try:
-        with path.open("rb") as file:
-            file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
-            lines = file.read().splitlines()
+        while True:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                file.seek(max(size - tail_bytes, 0))
+                found = _last_step_of(file.read())
+            if found is not None or tail_bytes >= size:
+                return found
+            tail_bytes *= 8
     except OSError:
         return None
-    for line in reversed(lines):
+
+
+def _last_step_of(tail: bytes) -> int | None:
+    for line in reversed(tail.splitlines()):
         try:
             content = json.loads(line)
         except ValueError:  # torn, or the tail begins inside it
             continue
-        if content.get("kind") == "step":
+        if isinstance(content, dict) and content.get("kind") == "step":
             return int(content["step"])
     return None

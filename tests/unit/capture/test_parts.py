@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import Trainer
 
 from lightning_dist.capture.batches import measure, together
+from lightning_dist.capture.collectives import Watched, WatchedWork
 from lightning_dist.capture.commit import commit_of
 from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
 from lightning_dist.capture.patches import Patches
 from lightning_dist.capture.reducer import transfers
+from lightning_dist.capture.run_folder import run_folder
 from lightning_dist.events import EventStream
 from lightning_dist.monitor.steps import Batches
 
@@ -206,6 +210,19 @@ def test_the_commit_is_read_from_a_repositorys_files(tmp_path: Path) -> None:
     assert commit_of(inside) == COMMIT
 
 
+def test_what_is_no_commit_is_not_said(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / ".git/HEAD").write_text("ref: ../token\n")
+    assert commit_of(tmp_path) is None
+
+
+def test_a_folder_that_is_none_is_said_to_all_ranks(tmp_path: Path) -> None:
+    trainer = Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu", devices=1)
+    assert run_folder(trainer, "no\0name") is None
+    assert run_folder(trainer, tmp_path / "runs") == tmp_path / "runs"
+
+
 def test_the_commit_of_a_linked_worktree_is_its_own(tmp_path: Path) -> None:
     linked = tmp_path / "main/.git/worktrees/w"
     linked.mkdir(parents=True)
@@ -218,3 +235,20 @@ def test_the_commit_of_a_linked_worktree_is_its_own(tmp_path: Path) -> None:
     (worktree / ".git").write_text(f"gitdir: {linked}\n")
     assert commit_of(worktree) == COMMIT
     assert commit_of(tmp_path) is None
+
+
+def test_a_watched_operation_answers_as_the_backends() -> None:
+    """What it did not hand on would ask a `Work` that is never done."""
+    asked: list[str] = []
+
+    class Backends:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: asked.append(name)
+
+    watched = Watched(EventStream(), tier="host", is_on=lambda: True)
+    work = WatchedWork(cast(dist.Work, Backends()), watched, "all_reduce", 4, 0)
+    names = {name for name in dir(dist.Work) if not name.startswith("_")} - {"unbox"}
+    for name in names:
+        getattr(work, name)()
+    assert {name.removeprefix("_") for name in asked} == names
+    assert [event.name for event in watched.events.snapshot()] == ["comm.wait", "comm.all_reduce"]

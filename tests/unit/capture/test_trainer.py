@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from lightning_dist.capture import trainer_capture
 from lightning_dist.capture.trainer_capture import TrainerCapture
 from lightning_dist.monitor.record import StepRecord
 
@@ -320,3 +321,32 @@ def test_operations_are_counted_in_the_first_batch_only() -> None:
     assert recorder.capture.flops_per_sample == 12
     assert recorder.capture.flops is not None
     assert recorder.capture.flops.total == 24
+
+
+def test_a_backward_inside_a_training_step_is_counted_once() -> None:
+    clock = Clock()
+    recorder = Counting(clock)
+    trainer_of(recorder).fit(Manual(clock), DataLoader(Numbers(clock, 6), batch_size=2))
+    assert recorder.capture is not None
+    assert recorder.capture.flops_per_sample == 2 * 12  # two losses a batch
+
+
+class Own(Manual):
+    """Its optimizers are stepped behind Lightning's back."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizers = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizers, list)
+        for optimizer in optimizers:
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+
+def test_a_step_that_never_ends_takes_no_more_memory_than_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_capture, "_MOST_PENDING", 10)
+    clock = Clock()
+    recorder = Recorder(clock)
+    trainer_of(recorder).fit(Own(clock), DataLoader(Numbers(clock, 40), batch_size=2))
+    assert recorder.capture is not None
+    assert recorder.steps == []
+    assert len(recorder.capture._phases) == 10

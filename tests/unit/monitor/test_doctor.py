@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
@@ -18,7 +19,7 @@ from lightning_dist import ClusterMonitor, MonitorOutputs, StepTimeline
 from lightning_dist.callbacks import doctor
 from lightning_dist.callbacks.doctor import DoctorStop
 from lightning_dist.cli import main
-from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
+from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder, runs_of
 from lightning_dist.monitor.run_files import read_run
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd
 
@@ -174,6 +175,66 @@ def test_time_is_asked_after_seconds_not_after_each_step(order: DoctorOrder, tmp
     assert stop.steps == 50
 
 
+@pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric val_loss:RuntimeWarning")
+def test_what_looks_at_the_validation_that_is_left_out_does_not_end_the_script(
+    patient: type[pl.Trainer], order: DoctorOrder, tmp_path: Path
+) -> None:
+    class Watching(OddModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = sgd(list(self.parameters()))
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+    ours = trainer(tmp_path, EarlyStopping("val_loss"))
+    with pytest.raises(SystemExit):
+        ours.fit(Watching(sgd), loader(order.steps), loader(1))
+    assert ours.global_step == order.steps
+
+
+def test_time_ends_a_training_whose_steps_lightning_does_not_count(order: DoctorOrder, tmp_path: Path) -> None:
+    class Own(OddModule):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            optimizer.step()
+
+    stop = DoctorStop(DoctorOrder(order.folder, steps=100, minutes=9), clock_s=iter(range(0, 6000, 60)).__next__)
+    ours = trainer(tmp_path, stop)
+    module = Own(sgd)
+    module.automatic_optimization = False
+    ours.fit(module, loader(20), loader(1))
+    assert (stop.steps, ours.fit_loop.total_batch_idx + 1) == (0, 9)
+
+
+def test_a_callback_that_only_says_where_it_writes_is_left_alone(patient: type[pl.Trainer], tmp_path: Path) -> None:
+    class Says(pl.Callback):
+        dirpath = property(lambda self: "elsewhere")
+
+    with pytest.raises(SystemExit):
+        trainer(tmp_path, Says()).fit(OddModule(sgd), loader(), loader(1))
+
+
+def test_an_earlier_examination_is_not_taken_for_this_one(
+    patient: type[pl.Trainer], order: DoctorOrder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        trainer(tmp_path).fit(OddModule(sgd), loader(), loader(1))
+    assert doctor.has_steps(order, frozenset())
+    assert not doctor.has_steps(order, runs_of(order))
+    os.environ.pop(VARIABLE)
+    assert main(["doctor", "-o", order.folder, "--", "true"]) == 2
+    assert "no step was recorded: true trained nothing" in capfd.readouterr().err
+
+
+def test_a_folder_of_the_users_is_not_removed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    precious = tmp_path / "scratch" / "precious"
+    precious.mkdir(parents=True)
+    assert main(["doctor", "-o", str(tmp_path), "--", "true"]) == 2
+    assert precious.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -207,3 +268,5 @@ def test_the_status_of_a_command_that_fails_is_the_doctors(tmp_path: Path, capfd
     assert "ended with status 7" in said.err
     assert main(["doctor", "-o", str(tmp_path / "d"), "--", "sh", "-c", "kill -9 $$"]) == 137
     assert "status 137 (Killed)" in capfd.readouterr().err
+    assert main(["doctor", "-o", str(tmp_path / "d"), "--", "sh", "-c", "exit 255"]) == 255
+    assert "ended with status 255;" in capfd.readouterr().err

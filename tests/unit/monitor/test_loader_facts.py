@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from torch.utils.data import (
     Dataset,
     DistributedSampler,
     IterableDataset,
+    Sampler,
     Subset,
+    SubsetRandomSampler,
     TensorDataset,
 )
 
+import lightning_dist.capture.loader_facts as loader_facts_module
 from lightning_dist import ShardedLoader, TokenSettings, write_tokens
 from lightning_dist.capture.loader_facts import facts_of, held_bytes, host_facts, loader_facts
 
@@ -69,6 +73,62 @@ def test_each_rank_goes_through_all_of_it_without_one() -> None:
     assert facts["sampler"] == "RandomSampler"
     assert (facts["dataset_bytes"], facts["held_bytes"]) == (800, 0)
     assert facts_of(DataLoader(Numbers()), num_parts=1)["is_sharded"] is True
+
+
+def test_a_part_that_all_ranks_may_go_through_is_not_called_shared() -> None:
+    """80 of 100 samples, by a sampler that knows nothing of ranks: two ranks do not share them."""
+    part = DataLoader(Numbers(), sampler=SubsetRandomSampler(range(80)))
+    assert facts_of(part, num_parts=2)["is_sharded"] is None
+    assert facts_of(DataLoader(Numbers(), sampler=SubsetRandomSampler(range(50))), num_parts=2)["is_sharded"] is True
+
+
+def test_batches_of_a_batch_sampler_are_not_taken_for_samples() -> None:
+    class Batches(Sampler[list[int]]):
+        sampler: Any = None
+
+        def __len__(self) -> int:
+            return 25
+
+        def __iter__(self) -> Any:
+            return iter([[0, 1, 2, 3]] * 25)
+
+    batches = Batches()
+    facts = facts_of(DataLoader(Numbers(), batch_sampler=batches), num_parts=2)
+    assert (facts["sampler"], facts["samples_per_epoch"], facts["is_sharded"]) == ("Batches", None, None)
+    batches.sampler = batches
+    assert facts_of(DataLoader(Numbers(), batch_sampler=batches), num_parts=2)["sampler"] == "Batches"
+
+
+def test_what_reads_when_it_is_asked_is_not_asked() -> None:
+    class Lazy(UserDict[int, bytes]):
+        def __getitem__(self, key: int) -> bytes:
+            raise AssertionError("this would be a file")
+
+    class OnStorage(Numbers):
+        def __init__(self) -> None:
+            self.by_key = Lazy({1: b""})
+
+    assert held_bytes(OnStorage()) == 0
+
+
+def test_data_sets_around_each_other_without_end() -> None:
+    class Endless(Numbers):
+        def __getattr__(self, name: str) -> Any:
+            if name == "dataset":
+                return Endless()
+            raise AttributeError(name)
+
+    assert held_bytes(Endless()) == 0
+
+
+def test_of_lists_in_lists_so_much_is_looked_at_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nested(Numbers):
+        def __init__(self) -> None:
+            self.rows = [[bytes([row, column]) for column in range(100)] for row in range(100)]
+
+    assert held_bytes(Nested()) == 20_000
+    monkeypatch.setattr(loader_facts_module, "_MOST_LOOKED_AT", 501)
+    assert 0 < held_bytes(Nested()) < 4_000
 
 
 @pytest.mark.parametrize("loader", [DataLoader(Stream()), iter([1, 2]), [1, 2]], ids=["iterable", "iterator", "list"])

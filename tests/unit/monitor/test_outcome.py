@@ -39,6 +39,14 @@ def test_ranks_are_waited_for(tmp_path: Path) -> None:
         late.join()
 
 
+def test_a_last_step_with_a_long_timeline_is_found(tmp_path: Path) -> None:
+    run = made_run([1.0] * 5)
+    write(tmp_path, run, 0, 5)
+    with rank_path(tmp_path, "steps", 0).open("a") as file:
+        file.write("\n" + lines.spans_line(4, [Span(4, "main", "forward", 0, 1)] * 40_000))
+    assert wait_for_ranks(tmp_path, 1, timeout_s=0.0)
+
+
 def test_a_run_is_judged_and_kept(tmp_path: Path) -> None:
     run = made_run([1.0] * 40)
     write_facts(tmp_path / "run", run.facts)
