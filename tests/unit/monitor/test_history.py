@@ -135,6 +135,14 @@ def test_records_of_every_version_read(version: int) -> None:
         ([], "no version"),
         ({"version": 1, "metrics": {"step": 3}}, "no record"),
         ({"version": 1, "metrics": {"step": {"mean": 1}}, "run_id": "a", "started": "b"}, "median"),
+        ({"version": 0, "metrics": [1], "run_id": "a", "started": "b"}, "no record"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": None}, "None is no text"),
+        ({"version": 1, "metrics": {}, "run_id": 5, "started": "b"}, "5 is no text"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": "b", "config_hash": ["c"]}, "is no text"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": "b", "options": 3}, "no record"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": "b", "world_size": math.inf}, "no record"),
+        ({"version": 1, "metrics": {"step": {"median": "x", "mean": 1}}, "run_id": "a", "started": "b"}, "no record"),
+        ({"version": 1, "metrics": {"step": {"median": math.nan, "mean": 1}}, "run_id": "a", "started": "b"}, "finite"),
     ],
 )
 def test_what_is_no_record_is_refused(values: object, says: str) -> None:
