@@ -62,6 +62,24 @@ def test_steps_that_a_rank_lacks_are_left_out() -> None:
     assert len(run_series(replace(run, ranks=ranks))["step"]) == 3
 
 
+def test_steps_done_again_after_a_resume_count_once() -> None:
+    run = made_run([0.5] * 8)
+    again = {
+        number: (*rank.steps, *(replace(step, duration_s=1.0) for step in rank.steps[5:]))
+        for number, rank in run.ranks.items()
+    }
+    ranks = {number: replace(rank, steps=again[number]) for number, rank in run.ranks.items()}
+    assert run_series(replace(run, ranks=ranks))["step"] == (0.5,) * 5 + (1.0,) * 3
+
+
+def test_a_counter_is_what_it_gains_a_second() -> None:
+    """However long the run goes on after the one timeout, its sum is one."""
+    for count in (100, 400):
+        run = made_run([1.0] * 20, samples={"heartbeat_timeouts": [0.0] * 50 + [1.0] * (count - 50)})
+        values = run_series(run)["heartbeat_timeouts"]
+        assert (len(values), sum(values)) == (count - 1, 1.0)
+
+
 def test_every_metric_and_phase_has_a_kind() -> None:
     assert set(METRICS) <= set(KINDS)
     assert {f"phase.{phase.value}" for phase in Phase if phase is not Phase.DATA_WAIT} <= set(KINDS)
