@@ -57,7 +57,7 @@ def _pictures(folder: Path) -> tuple[list[Picture], list[str]]:
             continue
         try:
             report = PipelineReport.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             problems.append(f"{path} cannot be read: {type(error).__name__}: {error}")
             continue
         if report is not None:

@@ -120,6 +120,9 @@ def test_a_pipeline_file_that_cannot_be_read_is_told_in_the_report(run: Path) ->
     (run / "pipeline.json").write_text('{"typical": 1}')
     assert main(["report", str(run)]) == 0
     assert "pipeline.json cannot be read: TypeError" in (run / "monitor" / "report.html").read_text()
+    (run / "pipeline.json").write_text(json.dumps({**PIPELINE.as_dict(), "micro_batches": float("inf")}))
+    assert main(["report", str(run)]) == 0
+    assert "pipeline.json cannot be read: OverflowError" in (run / "monitor" / "report.html").read_text()
 
 
 def test_a_pipeline_report_comes_back_from_its_numbers() -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from lightning_dist.monitor.diagnosis.stragglers import Stragglers, stragglers_of
 from lightning_dist.monitor.diagnosis.window import Floats, TrafficTable, Window
-from lightning_dist.monitor.diagnosis.wording import percent
+from lightning_dist.monitor.diagnosis.wording import figures, percent
 from lightning_dist.monitor.record import Phase, RunRecord, Sample
 from lightning_dist.topology.hierarchy import PlacementCost, placement_cost
 from lightning_dist.topology.spec import Cluster
@@ -240,7 +240,9 @@ class Resent(NamedTuple):
     @property
     def sentence(self) -> str:
         """For people."""
-        return f"Host {self.host} sends {percent(self.share)} of its TCP segments again, {self.per_s:.3g} a second."
+        return (
+            f"Host {self.host} sends {percent(self.share)} of its TCP segments again, {figures(self.per_s)} a second."
+        )
 
 
 @dataclass(frozen=True)

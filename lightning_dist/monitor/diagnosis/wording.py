@@ -14,18 +14,18 @@ def seconds(value_s: float) -> str:
     """``31 min``, ``1.2 s``, ``34 ms`` or ``0.5 ms``."""
     for unit, factor in (("h", 3600.0), ("min", 60.0)):
         if value_s >= 2 * factor:
-            return f"{_figures(value_s / factor)} {unit}"
+            return f"{figures(value_s / factor)} {unit}"
     if value_s >= _ROUNDED:
-        return f"{_figures(value_s)} s"
-    return f"{_figures(value_s * 1e3)} ms"
+        return f"{figures(value_s)} s"
+    return f"{figures(value_s * 1e3)} ms"
 
 
 def size(value_bytes: float) -> str:
     """``1.5 GB``, ``27 MB``, ..."""
     for unit, factor in _SIZES:
         if value_bytes >= _ROUNDED * factor:
-            return f"{_figures(value_bytes / factor)} {unit}"
-    return f"{_figures(value_bytes)} bytes"
+            return f"{figures(value_bytes / factor)} {unit}"
+    return f"{figures(value_bytes)} bytes"
 
 
 def rate(bytes_per_s: float) -> str:
@@ -33,8 +33,8 @@ def rate(bytes_per_s: float) -> str:
     bits = bytes_per_s * 8
     for unit, factor in _RATES:
         if bits >= _ROUNDED * factor:
-            return f"{_figures(bits / factor)} {unit}"
-    return f"{_figures(bits / 1e6)} Mbit/s"
+            return f"{figures(bits / factor)} {unit}"
+    return f"{figures(bits / 1e6)} Mbit/s"
 
 
 def percent(share: float) -> str:
@@ -50,6 +50,6 @@ def ranks(numbers: Sequence[int]) -> str:
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
 
 
-def _figures(value: float) -> str:
+def figures(value: float) -> str:
     """Three, without an exponent for large ones."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"

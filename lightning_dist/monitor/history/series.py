@@ -150,9 +150,9 @@ def _duration(steps: list[StepRecord]) -> float | None:
 
 def _reading(ranks: Iterable[RankRecord]) -> frozenset[int]:
     """One rank of those that read the same samples: of a pipeline's stages, or of a tensor group."""
-    first: dict[object, int] = {}
+    first: dict[str, int] = {}
     for rank in ranks:
-        first.setdefault(rank.header.facts.get("data_parallel_rank", ("rank", rank.header.rank)), rank.header.rank)
+        first.setdefault(str(rank.header.facts.get("data_parallel_rank", f"rank {rank.header.rank}")), rank.header.rank)
     return frozenset(first.values())
 
 

@@ -130,6 +130,11 @@ def test_a_full_link_is_not_a_lossy_one() -> None:
     assert any("3.0% of its TCP segments" in line for line in main.evidence)
 
 
+def test_many_segments_sent_again_are_counted_without_an_exponent() -> None:
+    main = _main(Model(communication_s=0.06, resent={"a": 0.2}))
+    assert any("20% of its TCP segments again, 2000 a second" in line for line in main.evidence)
+
+
 def test_causes_have_distinct_advice() -> None:
     advice = {(main.cause, main.reason): main.advice for main in map(_main, (case[0] for case in CAUSES.values()))}
     assert len(set(advice.values())) == len(advice)
@@ -208,6 +213,13 @@ def test_checkpoints_are_summed_although_they_are_rare() -> None:
     assert verdict.step_s == pytest.approx(0.04, abs=0.004)
     assert verdict.main.share == pytest.approx(0.36, abs=0.02)
     assert "4 of 90 steps" in verdict.main.evidence[0]
+
+
+def test_a_look_whether_one_is_due_is_no_checkpoint() -> None:
+    """Half a millisecond in each step, and one second in every twentieth."""
+    main = _main(Model(times_s={Phase.CHECKPOINT: 0.0005}, checkpoint_every=20, checkpoint_s=1.0))
+    assert main.cause is Cause.CHECKPOINT
+    assert main.evidence[0] == "4 of 90 steps stand still for a checkpoint, 1 s each."
 
 
 def test_a_slow_rank_is_no_communication() -> None:
