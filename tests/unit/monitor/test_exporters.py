@@ -106,6 +106,16 @@ def test_a_taken_port_is_a_problem_not_an_error() -> None:
         first.close()
 
 
+def test_a_package_that_fails_is_a_problem_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases before 0.20 give no server back."""
+    monkeypatch.setattr("prometheus_client.start_http_server", lambda *_: None)
+    endpoint = PrometheusEndpoint(0)
+    endpoint.open(HEADER)
+    assert endpoint.problem is not None
+    assert "TypeError" in endpoint.problem
+    endpoint.close()
+
+
 def test_the_ports_of_a_host_follow_each_other() -> None:
     probe = PrometheusEndpoint(0)
     probe.open(HEADER)
