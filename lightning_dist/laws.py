@@ -302,7 +302,7 @@ def lost_time_share(
 
 
 def _check_times(save_cost_s: float, time_between_failures_s: float) -> None:
-    if save_cost_s <= 0 or time_between_failures_s <= 0:
+    if not (save_cost_s > 0 and time_between_failures_s > 0):  # nor NaN
         raise ValueError(
             f"save_cost_s and time_between_failures_s must be positive, got {save_cost_s} and {time_between_failures_s}"
         )

@@ -34,11 +34,14 @@ def write_report(record: RunRecord, verdict: Verdict, path: Path, *, folder: Pat
     pictures, problems = _pictures(folder)
     whole = dataclasses.replace(record, problems=(*record.problems, *problems))
     page = html_of(whole, verdict, step=step, pictures=pictures)
+    if path.is_dir():
+        raise RecordError(f"the report cannot be written to {path}: it is a folder; name a file in it (--output)")
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fresh.write_text(page, encoding="utf-8")
+            # Half a surrogate, as of a path that is no UTF-8, cannot be written, and becomes a question mark.
+            fresh.write_text(page, encoding="utf-8", errors="replace")
             fresh.replace(path)
         finally:
             fresh.unlink(missing_ok=True)
@@ -54,7 +57,7 @@ def _pictures(folder: Path) -> tuple[list[Picture], list[str]]:
             continue
         try:
             report = PipelineReport.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             problems.append(f"{path} cannot be read: {type(error).__name__}: {error}")
             continue
         if report is not None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.history_options import add_folder, folder_of
-from lightning_dist.errors import RecordError
+from lightning_dist.errors import RecordError, unknown_option
 from lightning_dist.monitor.diagnosis import diagnose
 from lightning_dist.monitor.history.comparison import LEVEL, Change, Comparison, Difference, compare
 from lightning_dist.monitor.history.folder import named, read_history, read_summary
@@ -35,6 +36,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    for metric in arguments.metric or ():
+        if metric not in KINDS:
+            raise unknown_option("--metric", metric, KINDS)
     known = _known(arguments)
     first, second = (_read(name, known, arguments) for name in (arguments.first, arguments.second))
     comparison = compare(first, second, history=known)
@@ -55,13 +59,23 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _known(arguments: argparse.Namespace) -> tuple[RunSummary, ...]:
     folder = folder_of(arguments)
-    return read_history(folder).runs if folder.is_dir() else ()
+    if not folder.is_dir():
+        return ()
+    history = read_history(folder)
+    for problem in history.problems:
+        print(f"hierdist: {problem}", file=sys.stderr)
+    return history.runs
 
 
 def _read(name: str, known: tuple[RunSummary, ...], arguments: argparse.Namespace) -> RunSummary:
     path = Path(name)
     if path.is_dir():
-        record = read_run(*locate(path).folders)
+        found = locate(path)
+        if found.passed_over:
+            print(f"hierdist: {name}: {found.folders[0]} is meant, the newest run there", file=sys.stderr)
+        record = read_run(*found.folders)
+        for problem in record.problems:
+            print(f"hierdist: {problem}", file=sys.stderr)
         return summarise(record, diagnose(record))
     if path.is_file():
         return read_summary(path)
@@ -87,7 +101,8 @@ def _print(comparison: Comparison, first: RunSummary, second: RunSummary) -> Non
     if comparison.options:
         table = Table("option", "first", "second", title="options that differ", title_justify="left")
         for option, values in comparison.options.items():
-            table.add_row(option, *("-" if value is None else str(value) for value in values))
+            # Text is no markup, whatever is in it.
+            table.add_row(Text(option), *(Text("-" if value is None else str(value)) for value in values))
         console.print(table)
     table = Table(title="metrics", title_justify="left")
     for column, justify in (("metric", "left"), ("first", "right"), ("second", "right"), ("change", "right")):

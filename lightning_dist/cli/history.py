@@ -11,16 +11,18 @@ from datetime import datetime, timedelta, timezone
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.history_options import add_folder, folder_of
 from lightning_dist.errors import ConfigError, RecordError, unknown_option
-from lightning_dist.monitor.history.drift import RUNS_AT_LEAST, Drift, drifts, value_of
+from lightning_dist.monitor.history.drift import RUNS_AT_LEAST, Drift, drifts, metrics_of, runs_needed, value_of
 from lightning_dist.monitor.history.folder import read_history
 from lightning_dist.monitor.history.series import KINDS
 from lightning_dist.monitor.history.summary import RunSummary
 from lightning_dist.monitor.report.quantities import form_of, text
 
+_MOST_DAYS = 100_000  # nearly as far back as dates go, and longer than runs are kept
 _SHOWN = ("step", "samples_per_s", "data_wait", "exposed_communication_share")
 
 
@@ -38,8 +40,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.metric is not None and arguments.metric not in KINDS:
         raise unknown_option("--metric", arguments.metric, KINDS)
-    if arguments.days is not None and arguments.days <= 0:
-        raise ConfigError(f"--days must be positive, got {arguments.days:g}")
+    if arguments.days is not None and not 0 < arguments.days < _MOST_DAYS:
+        raise ConfigError(f"--days must be positive, and below {_MOST_DAYS:,}, got {arguments.days:g}")
     history = read_history(folder_of(arguments))
     for problem in history.problems:
         print(f"hierdist: {problem}", file=sys.stderr)
@@ -54,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
             json.dumps({"runs": [_plain(run) for run in shown], "drifts": [_drift(each) for each in found]}, indent=1)
         )
     else:
-        _print(shown, found, metric=arguments.metric, alike=len(alike), others=len(runs) - len(shown))
+        _print(shown, found, metric=arguments.metric, alike=alike, others=len(runs) - len(shown))
     return 0
 
 
@@ -94,7 +96,14 @@ def _drift(each: Drift) -> dict[str, object]:
     return {**dataclasses.asdict(each), "change": each.change}
 
 
-def _print(runs: Sequence[RunSummary], found: Sequence[Drift], *, metric: str | None, alike: int, others: int) -> None:
+def _print(
+    runs: Sequence[RunSummary],
+    found: Sequence[Drift],
+    *,
+    metric: str | None,
+    alike: Sequence[RunSummary],
+    others: int,
+) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=160)
     metrics = (metric,) if metric else _SHOWN
     table = Table(title="runs", title_justify="left")
@@ -107,7 +116,8 @@ def _print(runs: Sequence[RunSummary], found: Sequence[Drift], *, metric: str | 
         )
         commit = (run.commit or "")[:10]
         cause = run.cause or ""
-        table.add_row(run.run_id[:12], run.started, run.config_hash[:8], commit, str(run.world_size), *figures, cause)
+        cells = (run.run_id[:12], run.started, run.config_hash[:8], commit, str(run.world_size), *figures, cause)
+        table.add_row(*map(Text, cells))  # not markup, whatever is in them
     console.print(table)
     if others:
         console.print(f"{others} runs of other configurations or machines are left out; --all lists them", style="dim")
@@ -118,10 +128,18 @@ def _print(runs: Sequence[RunSummary], found: Sequence[Drift], *, metric: str | 
         before, after = (text(value, form_of(each.metric, each.unit)) for value in (each.before, each.after))
         said = f"{each.metric} {verb}{by}, from {before} to {after}, since {each.since} (run {each.run_id[:12]}; "
         console.print(f"{said}{each.runs} runs; p {each.p:.2g})", style=style, highlight=False, markup=False)
-    if alike < RUNS_AT_LEAST:
-        console.print(f"{alike} runs are alike; from {RUNS_AT_LEAST} on, drifts are looked for", highlight=False)
+    looked_at = [name for name in metrics_of(alike) if metric in (None, name)]
+    needed = runs_needed(len(looked_at))
+    if len(alike) < RUNS_AT_LEAST:
+        console.print(f"{len(alike)} runs are alike; from {RUNS_AT_LEAST} on, drifts are looked for", highlight=False)
+    elif not found and len(alike) < needed:
+        console.print(
+            f"{len(alike)} runs are alike; of {len(looked_at)} metrics together, even a clear drift is not more than "
+            f"chance before there are {needed}: name one with --metric",
+            highlight=False,
+        )
     elif not found:
-        console.print(f"no metric drifts over the {alike} runs that are alike", highlight=False)
+        console.print(f"no metric drifts over the {len(alike)} runs that are alike", highlight=False)
 
 
 HISTORY = Command("List runs, and say which metric slipped since when.", _add_arguments, _run)

@@ -58,6 +58,8 @@ def _run(arguments: argparse.Namespace) -> int:
         write_report(record, verdict, output, folder=folder, step=arguments.step)
         print(f"{headline(verdict)}\n{output}")
     if arguments.trace is not None:
+        if arguments.trace.is_dir():
+            raise RecordError(f"{arguments.trace} cannot be written: it is a folder; name a file in it (--trace)")
         try:
             write_trace(record, arguments.trace)
         except OSError as error:

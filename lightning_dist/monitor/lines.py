@@ -16,6 +16,8 @@ from typing import Any
 from lightning_dist.monitor.record import VERSION, Phase, RankHeader, RunFacts, Sample, Span, StepRecord, Traffic
 
 _Line = Mapping[str, Any]
+_BEYOND = 2**63
+_MOST_RANKS = 10**7  # of a run; a larger number is torn, and readers go through all of them
 
 
 def header_line(header: RankHeader) -> str:
@@ -67,7 +69,7 @@ def header_of(line: _Line) -> RankHeader:
     """
     known = _known(RankHeader, line)
     for name in ("rank", "local_rank", "pid", "started_wall_ns", "started_ns"):
-        known[name] = int(known[name])
+        known[name] = _whole(known[name])
     for name in ("host", "device"):
         known[name] = str(known[name])
     for name in ("unavailable", "facts"):
@@ -84,18 +86,18 @@ def step_of(line: _Line, rank: int) -> StepRecord:
     traffic = line.get("communication")
     phases = {phase.value: phase for phase in Phase}
     return StepRecord(
-        step=int(line["step"]),
+        step=_whole(line["step"]),
         rank=rank,
-        start_ns=int(line["start_ns"]),
-        duration_s=_finite(line["duration_s"]),
+        start_ns=_whole(line["start_ns"]),
+        duration_s=_seconds(line["duration_s"]),
         phases={
-            phases[name]: None if seconds is None else _finite(seconds)
+            phases[name]: None if seconds is None else _seconds(seconds)
             for name, seconds in line["phases"].items()
             if name in phases
         },
         communication=None if traffic is None else _traffic_of(traffic),
         tiers={str(tier): _traffic_of(each) for tier, each in (line.get("tiers") or {}).items()},
-        micro_batches=int(line.get("micro_batches", 1)),
+        micro_batches=_whole(line.get("micro_batches", 1)),
         samples=_count(line.get("samples")),
         tokens=_count(line.get("tokens")),
         batch_bytes=_count(line.get("batch_bytes")),
@@ -111,7 +113,7 @@ def sample_of(line: _Line) -> Sample:
     Raises:
         KeyError, TypeError, ValueError: It is none.
     """
-    return Sample(str(line["metric"]), int(line["step"]), int(line["wall_ns"]), _finite(line["value"]))
+    return Sample(str(line["metric"]), _whole(line["step"]), _whole(line["wall_ns"]), _finite(line["value"]))
 
 
 def spans_of(line: _Line) -> list[Span]:
@@ -120,8 +122,8 @@ def spans_of(line: _Line) -> list[Span]:
     Raises:
         KeyError, TypeError, ValueError: It is none.
     """
-    step = int(line["step"])
-    return [Span(step, str(lane), str(name), int(start), int(end)) for lane, name, start, end in line["spans"]]
+    step = _whole(line["step"])
+    return [Span(step, str(lane), str(name), _whole(start), _whole(end)) for lane, name, start, end in line["spans"]]
 
 
 def facts_of(content: _Line) -> RunFacts:
@@ -135,7 +137,11 @@ def facts_of(content: _Line) -> RunFacts:
     if int(content["version"]) > VERSION:
         raise ValueError(f"of version {content['version']}, and this release reads up to {VERSION}: take a later one")
     known = _known(RunFacts, content)
-    known["world_size"] = int(known["world_size"])
+    known["world_size"] = _whole(known["world_size"])
+    if not 1 <= known["world_size"] <= _MOST_RANKS:
+        raise ValueError(f"a run of {known['world_size']} ranks")
+    for name in ("peak_flops", "flops_per_sample"):
+        known[name] = None if known.get(name) is None else _finite(known[name])
     for name in ("run_id", "started", "strategy", "config_hash"):
         known[name] = str(known.get(name, ""))
     for name in ("options", "versions"):
@@ -154,10 +160,10 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 def _traffic_of(line: _Line) -> Traffic:
     return Traffic(
-        total_s=_finite(line["total_s"]),
-        exposed_s=_finite(line["exposed_s"]),
+        total_s=_seconds(line["total_s"]),
+        exposed_s=_seconds(line["exposed_s"]),
         size_bytes=_count(line.get("size_bytes")),
-        operations=int(line.get("operations", 0)),
+        operations=_whole(line.get("operations", 0)),
     )
 
 
@@ -173,8 +179,24 @@ def _finite(value: Any) -> float:
     return number
 
 
+def _seconds(value: Any) -> float:
+    """As many as 64 bits of nanoseconds hold."""
+    number = _finite(value)
+    if abs(number) * 1e9 >= _BEYOND:
+        raise ValueError(f"{number} s are too many")
+    return number
+
+
 def _count(value: Any) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else _whole(value)
+
+
+def _whole(value: Any) -> int:
+    """Of 64 bits: what is larger no clock and no counter says, and no table holds."""
+    number = int(value)
+    if not -_BEYOND <= number < _BEYOND:
+        raise ValueError("a whole number is too large")
+    return number
 
 
 def _dumped(line: Mapping[str, Any], *, indent: int | None = None) -> str:

@@ -49,7 +49,7 @@ def read_facts(folder: Path) -> RunFacts:
             f"{folder} holds no run: {FACTS} is not there; StepTimeline() or ClusterMonitor() write it into the folder "
             "monitor/ of a run"
         ) from error
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 

@@ -119,6 +119,8 @@ def test_interval_between_checkpoints() -> None:
     assert laws.daly_interval_s(300, 100) == 100
     with pytest.raises(ValueError, match="must be positive, got 0 and 1"):
         laws.young_interval_s(0, 1)
+    with pytest.raises(ValueError, match="must be positive, got nan and 1"):
+        laws.daly_interval_s(math.nan, 1)
 
 
 @pytest.mark.parametrize("save_cost_s", [1.0, 20.0, 200.0])

@@ -97,7 +97,10 @@ def test_the_newest_of_several_runs_is_taken_and_said(run: Path, capsys: pytest.
         (["{run}/nowhere"], "nowhere is not there; name the folder of a run"),
         (["{run}", "--step", "60"], "--step 60: the run has no such step; 0 to 59 are there"),
         (["{run}", "-o", "{run}/monitor/run.json/a.html"], "name another file (--output)"),
+        (["{run}", "-o", "{run}/monitor"], "it is a folder; name a file in it (--output)"),
+        (["{run}", "-o", "/"], "it is a folder; name a file in it (--output)"),
         (["{run}", "--trace", "{run}/monitor"], "monitor cannot be written: "),
+        (["{run}", "--trace", "."], "it is a folder; name a file in it (--trace)"),
     ],
 )
 def test_mistakes_are_told(run: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +120,9 @@ def test_a_pipeline_file_that_cannot_be_read_is_told_in_the_report(run: Path) ->
     (run / "pipeline.json").write_text('{"typical": 1}')
     assert main(["report", str(run)]) == 0
     assert "pipeline.json cannot be read: TypeError" in (run / "monitor" / "report.html").read_text()
+    (run / "pipeline.json").write_text(json.dumps({**PIPELINE.as_dict(), "micro_batches": float("inf")}))
+    assert main(["report", str(run)]) == 0
+    assert "pipeline.json cannot be read: OverflowError" in (run / "monitor" / "report.html").read_text()
 
 
 def test_a_pipeline_report_comes_back_from_its_numbers() -> None:
@@ -131,3 +137,12 @@ def test_a_pipeline_report_comes_back_from_its_numbers() -> None:
     short["typical"]["rows"].pop()
     with pytest.raises(ValueError, match="there are 2 ranks, and rows of 1"):
         PipelineReport.from_dict(short)
+
+
+def test_a_path_that_is_no_text_does_not_prevent_the_report(tmp_path: Path) -> None:
+    """Of bytes that are no UTF-8, Python makes halves of surrogates."""
+    record = reported.run(ranks=1, steps=30)
+    facts = dataclasses.replace(record.facts, options={"data": "/data/\udcff"})
+    write(tmp_path, dataclasses.replace(record, facts=facts))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "/data/?" in (tmp_path / "report.html").read_text(encoding="utf-8")

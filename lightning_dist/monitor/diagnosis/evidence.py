@@ -8,7 +8,7 @@ Besides steps and samples these facts are read, all of them optional:
   rate of the host's fastest link);
 - of the run (:attr:`RunFacts.options`): ``parallel.mode``, ``parallel.pipeline.size``, ``.micro_batches`` and
   ``.virtual_stages``, ``sync.algorithm``, ``sync.bucket_bytes``, ``sync.wire_dtype``, ``ddp.bucket_cap_mb``,
-  ``data.workers``, ``checkpoint.mode``.
+  ``data.workers``, ``checkpoint.mode``, ``trainer.accumulate_grad_batches``, ``trainer.precision``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import numpy as np
 
 from lightning_dist.monitor.diagnosis.stragglers import Stragglers, stragglers_of
 from lightning_dist.monitor.diagnosis.window import Floats, TrafficTable, Window
-from lightning_dist.monitor.diagnosis.wording import percent
+from lightning_dist.monitor.diagnosis.wording import figures, percent
 from lightning_dist.monitor.record import Phase, RunRecord, Sample
 from lightning_dist.topology.hierarchy import PlacementCost, placement_cost
 from lightning_dist.topology.spec import Cluster
 
 SHARDED_MODES = ("zero1", "zero2", "zero3", "hsdp")
+RESENT_PER_S = 1.0  # fewer are accidents of a connection that opens or closes
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,11 @@ class Evidence:
         value = self.option(name)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
+    @property
+    def more_accumulation(self) -> str:
+        """How to synchronise and to step a quarter as often as now."""
+        return f"Trainer(accumulate_grad_batches={4 * (self.whole_option('trainer.accumulate_grad_batches') or 1)})"
+
     def facts(self, name: str) -> list[Any]:
         """What the ranks say of something, for those that do."""
         found = (record.header.facts.get(name) for record in self.record.ranks.values())
@@ -170,14 +176,17 @@ class Evidence:
 
     @cached_property
     def resent(self) -> Resent | None:
-        """What the host that sends most TCP segments again does; ``None``: not sampled."""
+        """What the host that sends the largest share of its TCP segments again does; ``None``: not sampled.
+
+        A host that sends hardly any is behind all others, whatever its share.
+        """
         again, sent = self.mean_by_rank("tcp_retransmits"), self.mean_by_rank("tcp_sent_segments")
         found = [
             Resent(again[rank] / sent[rank], again[rank], self.record.ranks[rank].header.host)
             for rank in again
             if sent.get(rank, 0.0) > 0
         ]
-        return max(found, default=None)
+        return max(found, key=lambda each: (each.per_s >= RESENT_PER_S, each.share), default=None)
 
     # Data.
 
@@ -231,7 +240,9 @@ class Resent(NamedTuple):
     @property
     def sentence(self) -> str:
         """For people."""
-        return f"Host {self.host} sends {percent(self.share)} of its TCP segments again, {self.per_s:.3g} a second."
+        return (
+            f"Host {self.host} sends {percent(self.share)} of its TCP segments again, {figures(self.per_s)} a second."
+        )
 
 
 @dataclass(frozen=True)

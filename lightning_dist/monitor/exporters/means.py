@@ -31,12 +31,15 @@ class IntervalMeans:
             self._seconds += record.duration_s
             for phase, seconds in record.phases.items():
                 if seconds is not None:
-                    self._phases[phase] += seconds
+                    known = self._phases[phase]
+                    known[0] += 1
+                    known[1] += seconds
             for name in ("samples", "tokens"):
                 amount = getattr(record, name)
                 self._amounts[name] += math.nan if amount is None else amount
             traffic = record.communication
             if traffic is not None:
+                self._known_traffic_s += record.duration_s
                 self._traffic_s["communication_share"] += traffic.total_s
                 self._traffic_s["exposed_communication_share"] += traffic.exposed_s
 
@@ -55,17 +58,19 @@ class IntervalMeans:
             means = {name: total / count for name, (count, total) in self._samples.items()}
             if self._steps and self._seconds > 0:
                 means["step"] = self._seconds / self._steps
-                means.update((phase.value, seconds / self._steps) for phase, seconds in self._phases.items())
+                means.update((phase.value, seconds / count) for phase, (count, seconds) in self._phases.items())
                 rates = {f"{name}_per_s": amount / self._seconds for name, amount in self._amounts.items()}
                 means.update((name, rate) for name, rate in rates.items() if math.isfinite(rate))
-                means.update((name, seconds / self._seconds) for name, seconds in self._traffic_s.items())
+                if self._known_traffic_s > 0:
+                    means.update((name, seconds / self._known_traffic_s) for name, seconds in self._traffic_s.items())
             self._clear()
         return {f"{PREFIX}{name}": mean for name, mean in sorted(means.items())}
 
     def _clear(self) -> None:
         self._steps = 0
         self._seconds = 0.0
-        self._phases: dict[Phase, float] = defaultdict(float)
+        self._known_traffic_s = 0.0  # of steps whose communication is known
+        self._phases: dict[Phase, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self._amounts: dict[str, float] = defaultdict(float)
         self._traffic_s: dict[str, float] = defaultdict(float)
         self._samples: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])

@@ -61,8 +61,11 @@ class PrometheusEndpoint:
         port = self.port + header.local_rank if self.port else 0
         try:
             self._server = _Server(self._figures.of(header), self.host, port)
-        except (OSError, OverflowError) as error:  # the latter: beyond the last port
+        except OSError as error:
             self.problem = f"no Prometheus endpoint on {self.host}:{port}: {error}"
+            return
+        except Exception as error:  # a port beyond the last, another prometheus-client: training goes on without it
+            self.problem = f"no Prometheus endpoint on {self.host}:{port}: {type(error).__name__}: {error}"
             return
         self.port = self._server.port
 

@@ -164,14 +164,16 @@ def _judged(difference: Difference) -> Difference:
     if usual is not None and change is not None and abs(change) <= usual:
         return replace(difference, what=Change.USUAL)
     better = KINDS[difference.metric].better
-    if better is Better.NEITHER:
+    # Where both are 0, only blocks differ, and nothing says which way.
+    if better is Better.NEITHER or (change is None and difference.first == difference.second):
         return replace(difference, what=Change.CHANGED)
     rose = change > 0 if change is not None else difference.second > difference.first
     return replace(difference, what=Change.BETTER if rose == (better is Better.HIGHER) else Change.WORSE)
 
 
 def _usual(name: str, like: Sequence[RunSummary]) -> float | None:
-    values = [run.metrics[name].median for run in like if name in run.metrics]
+    summaries = [run.metrics[name] for run in like if name in run.metrics]
+    values = [summary.mean if KINDS[name].is_rare else summary.median for summary in summaries]
     middle = statistics.median(values) if len(values) >= LIKE_RUNS_AT_LEAST else 0.0
     return max(abs(value / middle - 1) for value in values) if middle else None
 

@@ -9,8 +9,10 @@ looked at again, so that the newest is found. Many metrics are looked at togethe
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,7 +21,8 @@ from lightning_dist.monitor.history.blocks import average_ranks
 from lightning_dist.monitor.history.series import KINDS, Better
 from lightning_dist.monitor.history.summary import RunSummary
 
-RUNS_AT_LEAST = 8  # of fewer, no cut is rarer than chance once several metrics are looked at
+RUNS_AT_LEAST = 8  # of fewer, no cut is rarer than chance even of a single metric; of several: runs_needed
+_MOST_NEEDED = 100
 LEVEL = 0.05
 _EACH_SIDE = 3  # runs before and after a change: fewer may be outliers
 _SHUFFLES = 2000
@@ -99,13 +102,27 @@ def drifts(runs: Iterable[RunSummary], *, metric: str | None = None) -> tuple[Dr
         metric: Only this one.
     """
     ordered = sorted(runs, key=lambda run: run.moment)
-    names = [
-        name
-        for name in KINDS
-        if metric in (None, name) and sum(name in run.metrics for run in ordered) >= RUNS_AT_LEAST
-    ]
+    names = [name for name in metrics_of(ordered) if metric in (None, name)]
     found = [_newest(name, [run for run in ordered if name in run.metrics], tests=len(names)) for name in names]
     return tuple(sorted((drift for drift in found if drift is not None), key=_badness))
+
+
+def runs_needed(metrics: int) -> int:
+    """About how many runs it takes to find a clear change half way, if so many metrics are looked at together.
+
+    Of all orders of n runs, two have the deepest cut of all: those with all low values on one side. Their chance, and
+    that of one in the shuffles, must be below the level for each metric.
+    """
+    runs = RUNS_AT_LEAST
+    while 2 / math.comb(runs, runs // 2) + 1 / (_SHUFFLES + 1) >= LEVEL / max(metrics, 1) and runs < _MOST_NEEDED:
+        runs += 1
+    return runs
+
+
+def metrics_of(runs: Iterable[RunSummary]) -> tuple[str, ...]:
+    """The metrics that enough of these runs have."""
+    counts = Counter(name for run in runs for name in run.metrics)
+    return tuple(name for name in KINDS if counts[name] >= RUNS_AT_LEAST)
 
 
 def value_of(run: RunSummary, metric: str) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lightning_dist.monitor.record import METRICS, Phase, RankRecord, RunRecord, StepRecord
+from lightning_dist.monitor.record import METRICS, Phase, RankRecord, RunRecord, Sample, StepRecord
 
 _WARM_UP_STEPS = 10  # of a long run; the first steps allocate, compile and fill queues
 
@@ -44,7 +44,8 @@ _NEITHER = (
     *("cpu_utilisation", "network_sent", "network_received", "read_bytes", "tcp_sent_segments"),
     *("gpu_power", "gpu_temperature"),
 )
-_RARE = ("tcp_retransmits", "tcp_retransmits_per_step", "rdma_retransmits", "checkpoint_stall", "heartbeat_timeouts")
+_RARE = ("tcp_retransmits", "tcp_retransmits_per_step", "rdma_retransmits", "checkpoint_stall")
+_COUNTERS = {"heartbeat_timeouts": "Heartbeat timeouts per second"}  # since the start; here, a second
 
 
 def _kinds() -> dict[str, Kind]:
@@ -59,6 +60,7 @@ def _kinds() -> dict[str, Kind]:
     for phase in Phase:
         title = f"{phase.value.replace('_', ' ').capitalize()} per step"
         kinds[_phase_metric(phase)] = Kind("s", title, is_rare=phase in _RARE_PHASES)
+    kinds.update((name, Kind("1/s", title, is_rare=True)) for name, title in _COUNTERS.items())
     for name, metric in METRICS.items():
         way = Better.HIGHER if name in _HIGHER_IS_BETTER else Better.NEITHER if name in _NEITHER else Better.LOWER
         kinds.setdefault(name, Kind(metric.unit, metric.title, way, is_rare=name in _RARE))
@@ -93,8 +95,9 @@ def _of_steps(ranks: Iterable[RankRecord]) -> dict[str, tuple[float, ...]]:
     with_steps = [rank for rank in ranks if rank.steps]
     by_step: dict[int, list[StepRecord]] = defaultdict(list)
     for rank in with_steps:
-        for step in rank.steps:
-            by_step[step.step].append(step)
+        # The later one where a number occurs twice, as after a resume.
+        for number, step in {step.step: step for step in rank.steps}.items():
+            by_step[number].append(step)
     numbers = sorted(step for step, records in by_step.items() if len(records) == len(with_steps))
     numbers = numbers[warm_up(len(numbers)) :]
     reading = _reading(with_steps)
@@ -109,7 +112,7 @@ def _of_steps(ranks: Iterable[RankRecord]) -> dict[str, tuple[float, ...]]:
 def _of_samples(ranks: Iterable[RankRecord]) -> dict[str, tuple[float, ...]]:
     seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for rank in ranks:
-        for sample in rank.samples:
+        for sample in _without_counters(rank.samples):
             if math.isfinite(sample.value):
                 seconds[sample.metric][sample.wall_ns // 10**9].append(sample.value)
     return {
@@ -117,6 +120,20 @@ def _of_samples(ranks: Iterable[RankRecord]) -> dict[str, tuple[float, ...]]:
         for name, of_second in seconds.items()
         if name in KINDS
     }
+
+
+def _without_counters(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Counters as what they gain a second: their mean would say how long a run went on, and when they rose."""
+    before: dict[str, Sample] = {}
+    for sample in samples:
+        if sample.metric not in _COUNTERS:
+            yield sample
+            continue
+        last = before.get(sample.metric, sample)
+        before[sample.metric] = sample
+        if sample.wall_ns > last.wall_ns:
+            gained = max(sample.value - last.value, 0.0)
+            yield sample._replace(value=gained * 1e9 / (sample.wall_ns - last.wall_ns))
 
 
 _StepValue = Callable[[list[StepRecord]], "float | None"]
@@ -133,9 +150,9 @@ def _duration(steps: list[StepRecord]) -> float | None:
 
 def _reading(ranks: Iterable[RankRecord]) -> frozenset[int]:
     """One rank of those that read the same samples: of a pipeline's stages, or of a tensor group."""
-    first: dict[object, int] = {}
+    first: dict[str, int] = {}
     for rank in ranks:
-        first.setdefault(rank.header.facts.get("data_parallel_rank", ("rank", rank.header.rank)), rank.header.rank)
+        first.setdefault(str(rank.header.facts.get("data_parallel_rank", f"rank {rank.header.rank}")), rank.header.rank)
     return frozenset(first.values())
 
 

@@ -11,6 +11,7 @@ Note [versions]
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -149,16 +150,52 @@ def from_json(values: Any) -> RunSummary:
         raise RecordError("it is no record of a run: it has no version")
     if version > VERSION:
         raise RecordError(f"it is of version {version}, this lightning_dist reads up to {VERSION}: take a newer one")
-    for step in range(version, VERSION):
-        values = _UPGRADES[step](values)
     try:
-        metrics = {
-            name: MetricSummary(**{**_known(metric, MetricSummary), "blocks": tuple(metric.get("blocks", ()))})
-            for name, metric in values["metrics"].items()
-        }
-        return RunSummary(**{**_known(values, RunSummary), "metrics": metrics})
-    except (KeyError, TypeError, AttributeError) as error:
+        for step in range(version, VERSION):
+            values = _UPGRADES[step](values)
+        metrics = {str(name): _metric_from(metric) for name, metric in values["metrics"].items()}
+        return RunSummary(**{**_checked(_known(values, RunSummary)), "metrics": metrics})
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RecordError(f"it is no record of a run: {error}") from error
+
+
+def _metric_from(values: Mapping[str, Any]) -> MetricSummary:
+    known = _known(values, MetricSummary)
+    for name in known.keys() & {"median", "mean", "spread"}:
+        known[name] = _finite(known[name])
+    for name in known.keys() & {"count", "block_length"}:
+        known[name] = int(known[name])
+    if "unit" in known:
+        known["unit"] = _text(known["unit"])
+    return MetricSummary(**{**known, "blocks": tuple(map(_finite, known.get("blocks", ())))})
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """What a record says of its run, each of the type that the rest relies on."""
+    for name in ("run_id", "started"):
+        values[name] = _text(values[name])
+    for name in ("strategy", "host_kind", "config_hash", "verdict"):
+        values[name] = _text(values.get(name, ""))
+    for name in ("commit", "cause"):
+        values[name] = None if values.get(name) is None else _text(values[name])
+    for name, least in (("world_size", 1), ("hosts", 1), ("steps", 0)):
+        values[name] = int(values.get(name, least))
+    for name in ("options", "versions"):
+        values[name] = dict(values.get(name) or {})
+    return values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number
 
 
 def _from_version_0(values: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def throughput(record: RunRecord) -> Throughput:
     """
     durations = [step.duration_s for rank in record.ranks.values() for step in settled(rank.steps)]
     finite = [duration for duration in durations if math.isfinite(duration)]
-    replicas = {rank.header.facts.get(REPLICA, f"rank {number}"): rank for number, rank in record.ranks.items()}
+    replicas = {str(rank.header.facts.get(REPLICA, f"rank {number}")): rank for number, rank in record.ranks.items()}
     readers = list(replicas.values())
     samples_per_s = _rate(readers, lambda step: step.samples)
     mfu, why = _mfu(record.facts, samples_per_s)

@@ -148,3 +148,25 @@ def test_a_metric_that_was_zero_has_no_change_but_a_verdict() -> None:
     grown = difference(first, second, "phase.checkpoint")
     assert grown.change is None
     assert grown.what is Change.WORSE
+
+
+def test_two_metrics_of_median_zero_differ_neither_way() -> None:
+    """Their blocks differ, and nothing says that less of it would be better."""
+    first, second = summary_of([1.0] * 200), summary_of([1.0] * 200)
+    zero = replace(first.metrics["step"], median=0.0, mean=0.0, blocks=(0.0,) * 20)
+    some = replace(zero, blocks=(0.0,) * 8 + (1.0,) * 12)
+    first = replace(first, metrics={"phase.logging": zero})
+    second = replace(second, metrics={"phase.logging": some})
+    assert difference(first, second, "phase.logging").what is Change.CHANGED
+
+
+def test_what_is_usual_of_rare_values_is_that_of_their_means() -> None:
+    """Medians of retransmits lie close together where means do not."""
+    first = summary_of([1.0] * 200)
+    of = replace(first.metrics["step"], median=1.0, unit="1/s")
+    likes = [
+        replace(first, run_id=f"{mean}", metrics={"tcp_retransmits": replace(of, mean=mean)})
+        for mean in (10.0, 10.0, 30.0)
+    ]
+    found = difference(likes[0], replace(likes[0], run_id="second"), "tcp_retransmits", history=likes)
+    assert found.usual == pytest.approx(2.0)

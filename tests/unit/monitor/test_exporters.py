@@ -14,7 +14,7 @@ from lightning_dist.errors import ConfigError
 from lightning_dist.monitor.exporters.means import IntervalMeans
 from lightning_dist.monitor.exporters.parquet import export_parquet
 from lightning_dist.monitor.exporters.prometheus import PrometheusEndpoint
-from lightning_dist.monitor.record import METRICS, RankHeader, Sample
+from lightning_dist.monitor.record import METRICS, Phase, RankHeader, Sample
 from tests.support.recorded import STARTED_NS, made_run, made_step, scraped
 
 HEADER = RankHeader(3, 1, 'a "host"', "cpu", 1, STARTED_NS, 0)
@@ -45,6 +45,17 @@ def test_what_is_unknown_has_no_mean() -> None:
     taken = means.take()
     assert not any("samples" in name or "share" in name for name in taken)
     assert "monitor/backward" not in taken
+
+
+def test_what_is_unknown_in_some_steps_is_the_mean_of_the_others() -> None:
+    means = IntervalMeans()
+    known = made_step(0, 1.0)
+    means.step(known)
+    means.step(replace(known, communication=None, phases={**known.phases, Phase.COMMUNICATION: None}))
+    taken = means.take()
+    assert taken["monitor/communication"] == pytest.approx(0.1)
+    assert taken["monitor/communication_share"] == pytest.approx(0.2)
+    assert taken["monitor/exposed_communication_share"] == pytest.approx(0.1)
 
 
 def test_prometheus_serves_sums_and_the_newest() -> None:
@@ -93,6 +104,16 @@ def test_a_taken_port_is_a_problem_not_an_error() -> None:
         second.close()
     finally:
         first.close()
+
+
+def test_a_package_that_fails_is_a_problem_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases before 0.20 give no server back."""
+    monkeypatch.setattr("prometheus_client.start_http_server", lambda *_: None)
+    endpoint = PrometheusEndpoint(0)
+    endpoint.open(HEADER)
+    assert endpoint.problem is not None
+    assert "TypeError" in endpoint.problem
+    endpoint.close()
 
 
 def test_the_ports_of_a_host_follow_each_other() -> None:

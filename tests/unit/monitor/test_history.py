@@ -62,6 +62,24 @@ def test_steps_that_a_rank_lacks_are_left_out() -> None:
     assert len(run_series(replace(run, ranks=ranks))["step"]) == 3
 
 
+def test_steps_done_again_after_a_resume_count_once() -> None:
+    run = made_run([0.5] * 8)
+    again = {
+        number: (*rank.steps, *(replace(step, duration_s=1.0) for step in rank.steps[5:]))
+        for number, rank in run.ranks.items()
+    }
+    ranks = {number: replace(rank, steps=again[number]) for number, rank in run.ranks.items()}
+    assert run_series(replace(run, ranks=ranks))["step"] == (0.5,) * 5 + (1.0,) * 3
+
+
+def test_a_counter_is_what_it_gains_a_second() -> None:
+    """However long the run goes on after the one timeout, its sum is one."""
+    for count in (100, 400):
+        run = made_run([1.0] * 20, samples={"heartbeat_timeouts": [0.0] * 50 + [1.0] * (count - 50)})
+        values = run_series(run)["heartbeat_timeouts"]
+        assert (len(values), sum(values)) == (count - 1, 1.0)
+
+
 def test_every_metric_and_phase_has_a_kind() -> None:
     assert set(METRICS) <= set(KINDS)
     assert {f"phase.{phase.value}" for phase in Phase if phase is not Phase.DATA_WAIT} <= set(KINDS)
@@ -135,6 +153,14 @@ def test_records_of_every_version_read(version: int) -> None:
         ([], "no version"),
         ({"version": 1, "metrics": {"step": 3}}, "no record"),
         ({"version": 1, "metrics": {"step": {"mean": 1}}, "run_id": "a", "started": "b"}, "median"),
+        ({"version": 0, "metrics": [1], "run_id": "a", "started": "b"}, "no record"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": None}, "None is no text"),
+        ({"version": 1, "metrics": {}, "run_id": 5, "started": "b"}, "5 is no text"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": "b", "config_hash": ["c"]}, "is no text"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": "b", "options": 3}, "no record"),
+        ({"version": 1, "metrics": {}, "run_id": "a", "started": "b", "world_size": math.inf}, "no record"),
+        ({"version": 1, "metrics": {"step": {"median": "x", "mean": 1}}, "run_id": "a", "started": "b"}, "no record"),
+        ({"version": 1, "metrics": {"step": {"median": math.nan, "mean": 1}}, "run_id": "a", "started": "b"}, "finite"),
     ],
 )
 def test_what_is_no_record_is_refused(values: object, says: str) -> None:

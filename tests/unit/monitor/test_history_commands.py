@@ -60,6 +60,8 @@ def test_history_as_json_of_one_metric(history: Path, capsys: pytest.CaptureFixt
         (["--metric", "stop"], "Did you mean step"),
         (["--config", "x"], "there are: c, d"),
         (["--days", "0"], "--days must be positive"),
+        (["--days", "nan"], "--days must be positive"),
+        (["--days", "inf"], "below 100,000"),
         (["--days", "1e-9"], "no runs of these days"),
         (["--history", "nowhere"], "nowhere is no folder"),
     ],
@@ -108,6 +110,7 @@ def test_compare_by_id_and_by_folder(history: Path, tmp_path: Path, capsys: pyte
         (["run1", "nothing"], "no such run; there are"),
         (["run", "run1"], "several runs begin with it"),
         (["run1", "run2", "--metric", "gpu_power"], "have no such metric both; they have: step"),
+        (["run1", "run2", "--metric", "step", "--metric", "data_wit"], "Did you mean data_wait"),
     ],
 )
 def test_compare_says_what_it_cannot_do(
@@ -120,3 +123,30 @@ def test_compare_says_what_it_cannot_do(
 def test_compare_without_a_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "a", "b", "--history", str(tmp_path / "none")]) == 2
     assert "there is no history in" in capsys.readouterr().err
+
+
+def test_compare_names_what_it_cannot_read(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (history / "torn.json").write_text("{")
+    assert main(["compare", "run1", "run2", "--history", str(history)]) == 0
+    assert "torn.json cannot be read" in capsys.readouterr().err
+
+
+def test_what_options_hold_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, value in enumerate(("[/data/a]", "/data/[v1]/b")):
+        write_summary(tmp_path, summarise(made_run([1.0], run_id=f"run{number}", options={"data": value})))
+    assert main(["compare", "run0", "run1", "--history", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "[/data/a]" in said
+    assert "/data/[v1]/b" in said
+
+
+def test_it_is_said_how_many_runs_many_metrics_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of nine runs half of which are slower, no cut is rare enough for all metrics together."""
+    for day in range(9):
+        started = (TODAY - timedelta(days=9 - day)).isoformat()
+        run = made_run(steps(1.0 if day < 4 else 1.5, day), run_id=f"run{day}", started=started)
+        write_summary(tmp_path, summarise(run))
+    assert main(["history", "--history", str(tmp_path)]) == 0
+    assert "before there are 11: name one with --metric" in capsys.readouterr().out
+    assert main(["history", "--history", str(tmp_path), "--metric", "step"]) == 0
+    assert "step slipped by" in capsys.readouterr().out

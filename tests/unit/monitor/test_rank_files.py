@@ -99,6 +99,9 @@ def test_what_is_not_known_is_skipped_and_what_is_broken_is_said(tmp_path: Path)
         "[" * 100_000,
         '{"kind": "sample", "metric": "memory", "step": 1, "wall_ns": 1, "value": null}',
         '{"kind": "spans", "step": 1, "spans": [["main"]]}',
+        json.dumps({**later, "start_ns": 10**30}),
+        json.dumps({**later, "duration_s": 1e300}),
+        json.dumps({**later, "batch_bytes": 10**400}),
         "",
     ]
     rank_path(tmp_path, "steps", 0).write_text("\n".join(lines), encoding="utf-8")
@@ -106,7 +109,7 @@ def test_what_is_not_known_is_skipped_and_what_is_broken_is_said(tmp_path: Path)
     run = read_run(tmp_path)
     assert run.ranks[0].steps == (step(1),)
     assert run.ranks[0].samples == ()
-    assert any("3 lines could not be read" in problem for problem in run.problems)
+    assert any("6 lines could not be read" in problem for problem in run.problems)
     assert any("00001.jsonl does not say whose it is" in problem for problem in run.problems)
 
 
@@ -129,6 +132,10 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         (facts_text(FACTS).replace('"version": 1', '"version": 99'), "version 99"),
         ('{"format": "other"}', "not written by"),
+        (facts_text(FACTS).replace('"world_size": 2', '"world_size": 1e999'), "cannot be read: OverflowError"),
+        (facts_text(FACTS).replace('"world_size": 2', '"world_size": 0'), "a run of 0 ranks"),
+        (facts_text(FACTS).replace('"world_size": 2', f'"world_size": {10**15}'), "a run of 10+ ranks"),
+        (facts_text(FACTS).replace('"peak_flops": null', '"peak_flops": "x"'), "could not convert"),
     ]:
         (tmp_path / "run.json").write_text(content, encoding="utf-8")
         with pytest.raises(RecordError, match=match):

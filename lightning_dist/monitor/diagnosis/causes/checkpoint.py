@@ -11,6 +11,7 @@ from lightning_dist.monitor.diagnosis.wording import seconds
 from lightning_dist.monitor.record import Phase
 
 STALL_S = 1e-4  # shorter is the look whether one is due
+LEAST = 0.01  # of the longest; on a busy machine that look takes longer than STALL_S
 DAY_S = 86400.0
 
 
@@ -19,7 +20,7 @@ def claim(evidence: Evidence) -> Claim | None:
     if Phase.CHECKPOINT not in evidence.window.phases:
         return None
     cost_s = evidence.cost_s(Phase.CHECKPOINT)
-    stalls = cost_s[cost_s > STALL_S]
+    stalls = cost_s[cost_s > max(STALL_S, LEAST * float(cost_s.max()))]
     if not stalls.size:
         return None
     each_s = float(stalls.mean())

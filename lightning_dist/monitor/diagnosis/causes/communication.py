@@ -89,7 +89,7 @@ def _small_buckets(evidence: Evidence, traffic: Traffic | None) -> _Behind | Non
         ),
         (
             "Larger buckets: sync.bucket_bytes=8388608 (8 MiB), or DDPStrategy(bucket_cap_mb=25).",
-            "If the model is that small: fewer synchronisations, Trainer(accumulate_grad_batches=4).",
+            f"If the model is that small: fewer synchronisations, {evidence.more_accumulation}.",
         ),
         0.85,
     )
@@ -154,7 +154,7 @@ def _volume(evidence: Evidence, traffic: Traffic | None) -> _Behind:
             "more bytes than ranks of a host exchange in the time of a step",
             (),
             (
-                "Synchronise less often: Trainer(accumulate_grad_batches=4).",
+                f"Synchronise less often: {evidence.more_accumulation}.",
                 "Ranks that share cores hold each other up: fewer ranks, or OMP_NUM_THREADS so low that all fit.",
             ),
             0.75,

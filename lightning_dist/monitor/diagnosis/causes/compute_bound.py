@@ -21,9 +21,8 @@ def claim(evidence: Evidence) -> Claim:
     used = utilisation_of(evidence)
     if used is not None:
         lines.insert(0, used.sentence)
-    advice = [
-        "Faster compute is what is left: precision=bf16-mixed, torch.compile of the blocks, larger batches, more ranks."
-    ]
+    half = "" if "16" in str(evidence.option("trainer.precision")) else "precision=bf16-mixed, "
+    advice = [f"Faster compute is what is left: {half}torch.compile of the blocks, larger batches, more ranks."]
     validation = evidence.window.share(parts[Phase.VALIDATION])
     if validation >= VALIDATION:
         lines.append(f"Validation is {percent(validation)} of the time.")

@@ -7,6 +7,8 @@ from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.record import Phase
 
+MANY_WORKERS = 4  # what one with fewer is told to take; one with as many, to double them
+
 
 def claim(evidence: Evidence) -> Claim | None:
     """Data wait and the move to the device, unless ranks read more than they use."""
@@ -30,8 +32,9 @@ def _advice(evidence: Evidence) -> tuple[str, ...]:
     if workers is None:
         workers = next(iter(evidence.facts("workers")), None)
     now = "" if workers is None else f" (now {workers})"
+    more = 2 * workers if isinstance(workers, int) and workers >= MANY_WORKERS else MANY_WORKERS
     return (
-        f"Read ahead with more workers: data.workers=4{now}, or num_workers=4 in a DataLoader.",
+        f"Read ahead with more workers: data.workers={more}{now}, or num_workers={more} in a DataLoader.",
         "If storage is the limit: data=sharded (ShardedDataModule) fetches ahead into a cache of the host "
         "(data.fetch_threads, data.fetch_ahead, data.cache_dir).",
         "If decoding is: data.readers=processes, or decode once and store the result (hierdist data write for text).",

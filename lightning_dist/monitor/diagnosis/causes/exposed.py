@@ -36,5 +36,5 @@ def fewer_bytes(evidence: Evidence) -> tuple[str, ...]:
         lines.append("Send each byte between hosts once: sync=hierarchical.")
     if evidence.option("sync.wire_dtype") != "bf16":
         lines.append("Halve what crosses between hosts: sync=bf16.")
-    lines.append("Synchronise less often: Trainer(accumulate_grad_batches=4).")
+    lines.append(f"Synchronise less often: {evidence.more_accumulation}.")
     return tuple(lines)

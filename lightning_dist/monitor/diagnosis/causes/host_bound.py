@@ -53,5 +53,5 @@ def _of_optimizer(evidence: Evidence) -> tuple[str, ...]:
     lines = ["One pass over memory instead of many: a fused optimizer, e.g. AdamW(fused=True)."]
     if evidence.world_size > 1 and evidence.option("parallel.mode") not in SHARDED_MODES:
         lines.append("Let each rank step its share only: parallel=zero1.")
-    lines.append("Step less often: Trainer(accumulate_grad_batches=4).")
+    lines.append(f"Step less often: {evidence.more_accumulation}.")
     return tuple(lines)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from lightning_dist.monitor.diagnosis.causes import exposed
 from lightning_dist.monitor.diagnosis.claim import Claim
-from lightning_dist.monitor.diagnosis.evidence import Evidence
+from lightning_dist.monitor.diagnosis.evidence import RESENT_PER_S, Evidence
 from lightning_dist.monitor.record import Phase
 
 RESENT = 0.05  # of the segments; streams that fill a link's queue make it drop up to 4 % by themselves
-RESENT_PER_S = 1.0  # fewer are accidents of a connection that opens or closes
 
 
 def claim(evidence: Evidence) -> Claim | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_dist.config.pipeline import ONE_STAGE, SPLIT_BACKWARD
 from lightning_dist.laws import pipeline_bubble
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
@@ -24,11 +25,13 @@ def claim(evidence: Evidence) -> Claim | None:
     size = evidence.whole_option("parallel.pipeline.size")
     count = evidence.whole_option("parallel.pipeline.micro_batches")
     by_schedule = None
+    schedule = evidence.option("parallel.pipeline.schedule")
+    virtual = evidence.whole_option("parallel.pipeline.virtual_stages") or (1 if schedule in (None, *ONE_STAGE) else 2)
     if size is not None and count is not None:
-        virtual = evidence.whole_option("parallel.pipeline.virtual_stages") or 1
         by_schedule = pipeline_bubble(size, count, virtual_stages=virtual)
+        most = "at most " if schedule in SPLIT_BACKWARD else ""  # the formula does not know of their filled bubble
         lines.append(
-            f"By its schedule, {size} stages with {count} micro-batches idle {percent(by_schedule)} of a step."
+            f"By its schedule, {size} stages with {count} micro-batches idle {most}{percent(by_schedule)} of a step."
         )
         if idle > BEYOND * by_schedule:
             lines.append("It is more than that: stages differ, or what they exchange takes long.")
@@ -36,15 +39,15 @@ def claim(evidence: Evidence) -> Claim | None:
         cost_s=cost_s,
         what="stages of the pipeline idle",
         evidence=tuple(lines),
-        advice=_advice(evidence, size, count),
+        advice=_advice(evidence, size, count, virtual),
         directness=0.95 if by_schedule is None or idle <= BEYOND * by_schedule else 0.8,
     )
 
 
-def _advice(evidence: Evidence, size: int | None, count: int | None) -> tuple[str, ...]:
+def _advice(evidence: Evidence, size: int | None, count: int | None, virtual: int) -> tuple[str, ...]:
     more = "more micro-batches"
     if size is not None and count is not None:
-        then = pipeline_bubble(size, 4 * max(size, count))
+        then = pipeline_bubble(size, 4 * max(size, count), virtual_stages=virtual)
         more = f"parallel.pipeline.micro_batches={4 * max(size, count)} idles {percent(then)}"
     idling_less = [each for each in IDLING_LESS if each != evidence.option("parallel.pipeline.schedule")]
     return (

@@ -130,6 +130,11 @@ def test_a_full_link_is_not_a_lossy_one() -> None:
     assert any("3.0% of its TCP segments" in line for line in main.evidence)
 
 
+def test_many_segments_sent_again_are_counted_without_an_exponent() -> None:
+    main = _main(Model(communication_s=0.06, resent={"a": 0.2}))
+    assert any("20% of its TCP segments again, 2000 a second" in line for line in main.evidence)
+
+
 def test_causes_have_distinct_advice() -> None:
     advice = {(main.cause, main.reason): main.advice for main in map(_main, (case[0] for case in CAUSES.values()))}
     assert len(set(advice.values())) == len(advice)
@@ -210,6 +215,13 @@ def test_checkpoints_are_summed_although_they_are_rare() -> None:
     assert "4 of 90 steps" in verdict.main.evidence[0]
 
 
+def test_a_look_whether_one_is_due_is_no_checkpoint() -> None:
+    """Half a millisecond in each step, and one second in every twentieth."""
+    main = _main(Model(times_s={Phase.CHECKPOINT: 0.0005}, checkpoint_every=20, checkpoint_s=1.0))
+    assert main.cause is Cause.CHECKPOINT
+    assert main.evidence[0] == "4 of 90 steps stand still for a checkpoint, 1 s each."
+
+
 def test_a_slow_rank_is_no_communication() -> None:
     """Three of four ranks spend most of the step in communication, waiting for the fourth."""
     record = Model(slow=(Slow((2,), 0.06),)).record()
@@ -284,3 +296,59 @@ def test_what_is_done_already_is_no_advice(
     having = _main(dataclasses.replace(model, options={**before, **done}))
     assert having.cause is without.cause
     assert advice not in " ".join(having.advice)
+
+
+def test_a_quiet_host_hides_no_lossy_link() -> None:
+    """It sends two segments a second, and one of them again: the other's hundreds are what costs time."""
+    record = Model(communication_s=0.04, resent={"b": 0.08}).record()
+    quiet = {"tcp_sent_segments": 1.0, "tcp_retransmits": 0.5}
+    of_a = record.ranks[0]
+    samples = tuple(each._replace(value=quiet.get(each.metric, each.value)) for each in of_a.samples)
+    ranks = {**record.ranks, 0: dataclasses.replace(of_a, samples=samples)}
+    main = diagnose(dataclasses.replace(record, ranks=ranks)).main
+    assert main is not None
+    assert (main.cause, main.ranks) == (Cause.LOSSY_LINK, (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual", "now", "then"),
+    [
+        ("1f1b", None, "idle 43%", "idles 16%"),
+        ("interleaved_1f1b", 4, "idle 16%", "idles 4.5%"),
+        ("interleaved_1f1b", None, "idle 27%", "idles 9%"),  # it has two stages a rank then
+        ("zbv", 2, "idle at most 27%", "idles 9%"),
+    ],
+)
+def test_bubble_of_the_advice_is_that_of_the_schedule(schedule: str, virtual: int | None, now: str, then: str) -> None:
+    """Several stages a rank idle less, with more micro-batches too."""
+    options = {"parallel.pipeline.schedule": schedule, "parallel.pipeline.virtual_stages": virtual}
+    main = _main(Model(idle_s=0.028, options={**PIPELINE, **options}))
+    assert f"4 stages with 4 micro-batches {now} of a step" in " ".join(main.evidence)
+    assert f"micro_batches=16 {then}" in main.advice[0]
+
+
+@pytest.mark.parametrize(("workers", "more"), [(0, 4), (2, 4), (4, 8), (8, 16)])
+def test_more_workers_are_more_than_now(workers: int, more: int) -> None:
+    main = _main(Model(times_s={Phase.DATA_WAIT: 0.03}, facts={"workers": workers}))
+    assert f"data.workers={more} (now {workers}), or num_workers={more}" in main.advice[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(communication_s=0.06),
+        Model(hosts="aaaa", communication_s=0.06),
+        Model(communication_s=0.06, operations=2000),
+        Model(times_s={Phase.OPTIMIZER: 0.03}),
+    ],
+)
+def test_more_accumulation_is_more_than_now(model: Model) -> None:
+    main = _main(dataclasses.replace(model, options={"trainer.accumulate_grad_batches": 8}))
+    assert "accumulate_grad_batches=32)" in " ".join(main.advice)
+
+
+def test_half_precision_is_no_advice_to_who_has_it() -> None:
+    assert "precision=bf16-mixed" in _main(Model()).advice[0]
+    having = _main(Model(options={"trainer.precision": "bf16-mixed"}))
+    assert having.cause is Cause.COMPUTE_BOUND
+    assert "precision" not in having.advice[0]
