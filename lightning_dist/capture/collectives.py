@@ -167,7 +167,7 @@ class WatchedWork(dist.Work):
 
     def get_future_result(self) -> Any:
         """As the backend's."""
-        return self._work.get_future_result()
+        return self._work.get_future_result()  # type: ignore[attr-defined]  # torch does not declare it
 
     def boxed(self) -> Any:
         """As the backend's."""
