@@ -86,7 +86,8 @@ def test_options_train_together(ranks: RankPool, tmp_path: Path, options: dict[s
     text = [] if options["data"] == "synthetic" else [f"data.path={tmp_path}/text.txt"]
     crosses = options["topology"] == "three_tier" or options["sync"] == "bf16"  # for which one host is nothing
     layout = TWO_HOSTS if crosses else ONE_HOST
-    run = composed(options, *text, f"trainer.num_nodes={len(layout)}")
+    own = [f"trainer.num_nodes={len(layout)}", f"monitor.history={tmp_path}/history"]
+    run = composed(options, *text, *own)
     loss = ranks.run(train, layout=layout, args=(run,), deadline_s=60)[0]
     assert 0 < loss < 10
 
