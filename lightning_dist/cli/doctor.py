@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +14,12 @@ from rich.console import Console
 
 from lightning_dist.build.run_report import REPORT_FILE, write_report
 from lightning_dist.cli.command import Command
+from lightning_dist.cli.quantities import check_positive
+from lightning_dist.config.checks import check_local
 from lightning_dist.errors import ConfigError, LaunchError, RecordError
 from lightning_dist.monitor.diagnosis import diagnose
 from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder, runs_of
+from lightning_dist.monitor.doctor_scratch import scratch_for
 from lightning_dist.monitor.reading import reading_note
 from lightning_dist.monitor.report.terminal import render
 from lightning_dist.monitor.run_files import read_run
@@ -49,10 +51,8 @@ def _run(arguments: argparse.Namespace) -> int:
     order = DoctorOrder(str(folder.absolute()), arguments.steps, arguments.minutes)
     folder.mkdir(parents=True, exist_ok=True)
     before = runs_of(order)
-    try:
+    with scratch_for(order):
         status = _train(command, order)
-    finally:
-        shutil.rmtree(order.scratch, ignore_errors=True)
     if status:
         print(f"hierdist doctor: {command[0]} ended with {_said(status)}; see what it wrote above", file=sys.stderr)
     try:
@@ -86,8 +86,8 @@ def _check(arguments: argparse.Namespace, command: list[str]) -> None:
         raise ConfigError("there is no command to examine; write it after --: hierdist doctor -- python train.py")
     if arguments.steps < 1:
         raise ConfigError(f"--steps must be at least 1, got {arguments.steps}")
-    if arguments.minutes <= 0:
-        raise ConfigError(f"--minutes must be positive, got {arguments.minutes:g}")
+    check_positive("--minutes", arguments.minutes, example="30")
+    check_local("--output", arguments.output)
     if VARIABLE in os.environ:
         raise ConfigError("this is a doctor's patient already; run hierdist doctor around the whole command")
 

@@ -30,7 +30,10 @@ class DoctorOrder:
 
     @property
     def scratch(self) -> Path:
-        """Where the script's own outputs go; removed at the end, so that nobody else's folder may have its name."""
+        """Where the script's own outputs go, on all hosts: they may write one checkpoint together.
+
+        Removed at the end, so that nobody else's folder may have its name.
+        """
         return Path(self.folder) / "hierdist-doctor-scratch"
 
     def to_text(self) -> str:
@@ -44,6 +47,6 @@ class DoctorOrder:
 
 
 def runs_of(order: DoctorOrder) -> frozenset[Path]:
-    """The folders of runs that an examination's folder has now: each run takes one that no other has."""
+    """The folders that hold files of runs: each run takes one that no other has."""
     runs = Path(order.folder).glob(f"{order.record.name}*")
-    return frozenset(run for run in runs if run.is_dir() and any(run.iterdir()))
+    return frozenset(run for run in runs if run.is_dir() and any(run.glob("[!.]*")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lightning_dist.callbacks import doctor
 from lightning_dist.callbacks.doctor import DoctorStop
 from lightning_dist.cli import main
 from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder, runs_of
+from lightning_dist.monitor.doctor_scratch import scratch_for
 from lightning_dist.monitor.run_files import read_run
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd
 
@@ -228,6 +230,23 @@ def test_an_earlier_examination_is_not_taken_for_this_one(
     assert "no step was recorded: true trained nothing" in capfd.readouterr().err
 
 
+def test_a_hosts_scratch_is_there_until_the_last_host_is_done(
+    order: DoctorOrder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A host whose script ends at once takes nothing from one whose script goes on."""
+    with scratch_for(order):
+        checkpoint = order.scratch / "checkpoints-0" / "shard-1"
+        checkpoint.parent.mkdir()
+        checkpoint.touch()
+        assert main(["doctor", "-o", order.folder, "--", "true"]) == 2
+        assert checkpoint.exists()
+    assert not order.scratch.exists()
+    with scratch_for(order), scratch_for(order):
+        shutil.rmtree(order.scratch)  # as two that leave at once do
+    assert not order.scratch.exists()
+    assert list(Path(order.folder).iterdir()) == []
+
+
 def test_a_folder_of_the_users_is_not_removed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     precious = tmp_path / "scratch" / "precious"
     precious.mkdir(parents=True)
@@ -240,7 +259,8 @@ def test_a_folder_of_the_users_is_not_removed(tmp_path: Path, capfd: pytest.Capt
     [
         (["doctor"], "write it after --"),
         (["doctor", "--steps", "0", "--", "true"], "--steps must be at least 1"),
-        (["doctor", "--minutes", "0", "--", "true"], "--minutes must be positive"),
+        (["doctor", "--minutes", "0", "--", "true"], "--minutes must be a positive number"),
+        (["doctor", "--output", "s3://bucket/a", "--", "true"], "--output=s3:/bucket/a is a URL"),
         (["doctor", "--", "no-such-command"], "no-such-command cannot be started"),
         (["doctor", "--", "true"], "no step was recorded: true trained nothing"),
     ],
