@@ -5,13 +5,13 @@
 
 Steps of about 20 ms: multiplications of matrices in forward and backward, whose number is found first.
 
-What the training thread pays is measured inside one fit with both callbacks: a few steps in which the capture records,
-then as many in which its wrappers pass calls through, and so on; each pair of neighbours gives a ratio, and the median
-over all pairs is little moved by other processes. Processor time of the thread is measured likewise. Steps are cut and
-told some at a time, which these medians do not see: what that takes of the training thread, a recorded step, is
-measured by itself and added. What the threads in the background take is the processor time of the process less that of the
-training thread, beside a fit without callbacks. Memory: resident size of the process over one long fit. Results go to
-``benchmarks/results/``.
+What the training thread pays is measured inside one fit with both callbacks: a few steps in which the capture
+records, then as many in which its wrappers pass calls through, and so on; each pair of neighbours gives a ratio, and
+the median over all pairs is little moved by other processes. Processor time of the thread is measured likewise. Steps
+are cut and told some at a time, which these medians do not see: what that takes of the training thread, a recorded
+step, is measured by itself and added. What the threads in the background take is the processor time of the process
+less that of the training thread, beside a fit without callbacks. Memory: resident size of the process over one long
+fit. Results go to ``benchmarks/results/``.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class Stopwatch(pl.Callback):
     def _time_telling(self, capture: TrainerCapture) -> None:
         tell = capture._tell
 
-        def timed() -> None:
+        def timed(**options: bool) -> None:
             steps, start_s = len(capture._uncut), time.thread_time()
-            tell()
+            tell(**options)
             self.told_s += time.thread_time() - start_s
             self.told_steps += steps
 
