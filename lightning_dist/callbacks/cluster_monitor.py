@@ -13,6 +13,7 @@ from lightning_dist.build.checkpoints import WRITE
 from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
 from lightning_dist.capture import TrainerCapture, capture_of, default_store
 from lightning_dist.capture.facts import rank_header, run_facts
+from lightning_dist.config.checks import check_local
 from lightning_dist.events import EventStream
 from lightning_dist.monitor.cluster import ClusterWatch, WatchSettings
 from lightning_dist.monitor.record import Sample, StepRecord
@@ -30,13 +31,14 @@ class ClusterMonitor(pl.Callback):
 
     Args:
         folder: Where to; if not given, ``monitor`` in the logger's folder, or in the Trainer's ``default_root_dir``.
-            Where a run is there already, the name gets a number. ``StepTimeline`` writes into the same.
+            Where a run is there already, the name gets a number. If that folder is a URL, in the working directory.
+            ``StepTimeline`` writes into the same.
         interval_s: Between two samples, in seconds; later in long runs up to 32 s.
         heartbeat_s: Between two beats, in seconds.
         heartbeat_timeout_s: A rank without a beat for so long is counted and named, in seconds; nothing is killed.
 
     Raises:
-        ConfigError: A time is none, or the timeout is shorter than three beats.
+        ConfigError: The folder is a URL, a time is none, or the timeout is shorter than three beats.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ClusterMonitor(pl.Callback):
         heartbeat_s: float = 1.0,
         heartbeat_timeout_s: float = 15.0,
     ) -> None:
+        check_local("ClusterMonitor(folder)", folder)
         self.folder: Path | None = None  # of the present run, or the last one
         self._wanted = folder
         self._settings = WatchSettings(interval_s, heartbeat_s, heartbeat_timeout_s)

@@ -67,7 +67,7 @@ class DoctorStop(pl.Callback):
 
     def __init__(self, order: DoctorOrder, *, clock_s: Any = time.monotonic) -> None:
         self._own = order
-        self._order = order  # rank 0's, from set-up on
+        self.order = order  # rank 0's, from set-up on
         self._clock_s = clock_s
         self._capture: TrainerCapture | None = None
         self._folder: Path | None = None
@@ -84,14 +84,14 @@ class DoctorStop(pl.Callback):
         store = default_store()
         if store is not None:
             meet(store, trainer.global_rank, trainer.world_size)
-        self._order = DoctorOrder.from_text(trainer.strategy.broadcast(self._own.to_text()))
+        self.order = DoctorOrder.from_text(trainer.strategy.broadcast(self._own.to_text()))
         self._capture = capture_of(trainer, self)
-        self._folder = self._capture.folder(self._order.record)
+        self._folder = self._capture.folder(self.order.record)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Time runs from now on."""
         if self._folder is not None:
-            note = DoctorNote(trainer.global_rank, trainer.world_size, str(self._folder), str(self._order.scratch))
+            note = DoctorNote(trainer.global_rank, trainer.world_size, str(self._folder), str(self.order.scratch))
             with contextlib.suppress(OSError):  # then the doctor says that it has heard of no step
                 leave(self._own, note)
         self.steps, self._batches, self._asks_at = 0, 0, 1
@@ -108,7 +108,7 @@ class DoctorStop(pl.Callback):
         if trainer.global_step != self._global_step:  # else gradients are accumulated
             self._global_step = trainer.global_step
             self.steps += 1
-        if self.steps >= self._order.steps or self._is_late(trainer):
+        if self.steps >= self.order.steps or self._is_late(trainer):
             self._end(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -125,7 +125,7 @@ class DoctorStop(pl.Callback):
             return False
         passed_s = self._clock_s() - self._started_s
         batches_per_s = self._batches / max(passed_s, 1e-3)
-        more = 0 if passed_s >= self._order.minutes * 60 else max(1, round(_ASKS_EVERY_S * batches_per_s))
+        more = 0 if passed_s >= self.order.minutes * 60 else max(1, round(_ASKS_EVERY_S * batches_per_s))
         more = trainer.strategy.broadcast(more)
         self._asks_at = self._batches + more
         return more == 0
@@ -194,12 +194,17 @@ def _ending_fit(fit: Any, order: DoctorOrder, package: str) -> Any:
     return ending
 
 
+def _order_of(trainer: Any, own: DoctorOrder) -> DoctorOrder:
+    """Rank 0's, once it is known: ranks of several hosts may write one checkpoint together."""
+    return next((each.order for each in trainer.callbacks if isinstance(each, DoctorStop)), own)
+
+
 def _saving_aside(save_checkpoint: Any, order: DoctorOrder) -> Any:
     @functools.wraps(save_checkpoint)
     def saving(self: Any, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
-        path = Path(filepath)
-        if order.scratch not in path.parents:
-            path = order.scratch / "saved" / path.name
+        path, scratch = Path(filepath), _order_of(self, order).scratch
+        if scratch not in path.parents:
+            path = scratch / "saved" / path.name
         return save_checkpoint(self, path, *args, **kwargs)
 
     return saving

@@ -16,11 +16,14 @@ from rich.console import Console
 
 from lightning_dist.build.run_report import REPORT_FILE, write_report
 from lightning_dist.cli.command import Command
+from lightning_dist.cli.quantities import check_positive
+from lightning_dist.config.checks import check_local
 from lightning_dist.errors import ConfigError, LaunchError, RecordError
 from lightning_dist.monitor.diagnosis import diagnose
 from lightning_dist.monitor.diagnosis.wording import ranks
 from lightning_dist.monitor.doctor_notes import Examined, examined, notes_of
 from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
+from lightning_dist.monitor.doctor_scratch import scratch_for
 from lightning_dist.monitor.outcome import wait_for_ranks
 from lightning_dist.monitor.reading import reading_note
 from lightning_dist.monitor.report.terminal import render
@@ -53,10 +56,11 @@ def _run(arguments: argparse.Namespace) -> int:
     order = DoctorOrder(str(folder.absolute()), arguments.steps, arguments.minutes)
     order.notes.mkdir(parents=True, exist_ok=True)
     try:
-        status = _train(command, order)
+        with scratch_for(order):
+            status = _train(command, order)
         fit = examined(notes_of(order))
     finally:
-        shutil.rmtree(order.own, ignore_errors=True)
+        shutil.rmtree(order.notes, ignore_errors=True)
     if status:
         print(f"hierdist doctor: {command[0]} ended with {_said(status)}; see what it wrote above", file=sys.stderr)
     if fit is not None and fit.has_rank_0:
@@ -107,7 +111,7 @@ def _say_who_says_it(fit: Examined) -> None:
             f"{here}; the doctor on the host of rank 0 says the verdict, and writes {fit.record.parent / REPORT_FILE}"
         )
         return
-    shutil.rmtree(Path(fit.scratch).parent, ignore_errors=True)  # what rank 0's doctor removes there
+    shutil.rmtree(fit.scratch, ignore_errors=True)  # as rank 0's doctor does there
     print(
         f"{here} and left their part in {fit.record}, which the host of rank 0 does not share. For a verdict over all "
         f"ranks name a folder that all hosts share (--output), or copy that folder to the host of rank 0, there as "
@@ -120,8 +124,8 @@ def _check(arguments: argparse.Namespace, command: list[str]) -> None:
         raise ConfigError("there is no command to examine; write it after --: hierdist doctor -- python train.py")
     if arguments.steps < 1:
         raise ConfigError(f"--steps must be at least 1, got {arguments.steps}")
-    if arguments.minutes <= 0:
-        raise ConfigError(f"--minutes must be positive, got {arguments.minutes:g}")
+    check_positive("--minutes", arguments.minutes, example="30")
+    check_local("--output", arguments.output)
     if VARIABLE in os.environ:
         raise ConfigError("this is a doctor's patient already; run hierdist doctor around the whole command")
 

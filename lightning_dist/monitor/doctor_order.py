@@ -32,19 +32,17 @@ class DoctorOrder:
         return Path(self.folder) / "monitor"
 
     @property
-    def own(self) -> Path:
-        """What this doctor removes at the end, so that nobody else's folder may have its name."""
-        return Path(self.folder) / f"hierdist-doctor-{self.token}"
-
-    @property
     def scratch(self) -> Path:
-        """Where the script's own outputs go."""
-        return self.own / "scratch"
+        """Where the script's own outputs go, on all hosts: they may write one checkpoint together.
+
+        Removed at the end, so that nobody else's folder may have its name.
+        """
+        return Path(self.folder) / "hierdist-doctor-scratch"
 
     @property
     def notes(self) -> Path:
-        """Where the ranks that the command started leave their notes."""
-        return self.own / "notes"
+        """Where the ranks that the command started leave their notes; removed at the end."""
+        return Path(self.folder) / f"hierdist-doctor-notes-{self.token}"
 
     def to_text(self) -> str:
         """As a variable's value."""

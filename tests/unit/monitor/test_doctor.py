@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from lightning_dist.cli import main
 from lightning_dist.errors import LaunchError
 from lightning_dist.monitor.doctor_notes import DoctorNote, examined, leave, notes_of
 from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
+from lightning_dist.monitor.doctor_scratch import scratch_for
 from lightning_dist.monitor.rank_file import rank_path
 from lightning_dist.monitor.run_files import FACTS, read_run
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd
@@ -297,6 +299,23 @@ def test_ranks_that_no_doctor_examines_are_named() -> None:
     meet(store, 1, 3)
 
 
+def test_a_hosts_scratch_is_there_until_the_last_host_is_done(
+    order: DoctorOrder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A host whose script ends at once takes nothing from one whose script goes on."""
+    with scratch_for(order):
+        checkpoint = order.scratch / "checkpoints-0" / "shard-1"
+        checkpoint.parent.mkdir()
+        checkpoint.touch()
+        assert main(["doctor", "-o", order.folder, "--", "true"]) == 2
+        assert checkpoint.exists()
+    assert not order.scratch.exists()
+    with scratch_for(order), scratch_for(order):
+        shutil.rmtree(order.scratch)  # as two that leave at once do
+    assert not order.scratch.exists()
+    assert list(Path(order.folder).iterdir()) == []
+
+
 def test_a_folder_of_the_users_is_not_removed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     precious = tmp_path / "scratch" / "precious"
     precious.mkdir(parents=True)
@@ -309,7 +328,8 @@ def test_a_folder_of_the_users_is_not_removed(tmp_path: Path, capfd: pytest.Capt
     [
         (["doctor"], "write it after --"),
         (["doctor", "--steps", "0", "--", "true"], "--steps must be at least 1"),
-        (["doctor", "--minutes", "0", "--", "true"], "--minutes must be positive"),
+        (["doctor", "--minutes", "0", "--", "true"], "--minutes must be a positive number"),
+        (["doctor", "--output", "s3://bucket/a", "--", "true"], "--output=s3:/bucket/a is a URL"),
         (["doctor", "--", "no-such-command"], "no-such-command cannot be started"),
         (["doctor", "--", "true"], "no step was recorded: true trained nothing"),
     ],
