@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -87,12 +88,11 @@ def perform_missing(case_set: CaseSet, count: int, folder: Path, *, end_s: float
     performed = read_performed(folder)
     if _is_enough(performed, count):
         return
-    with Hosts() as hosts, (folder / "performed.jsonl").open("a") as file:
+    with Hosts() as hosts, (folder / "performed.jsonl").open("a+") as file:
         while not _is_enough(performed, count) and time.monotonic() < end_s:
-            case = make_case(case_set, len(performed))
+            case = make_case(case_set, missing(case_set, performed))
             performed.append(hosts.perform(case, folder / str(case.seed)))
-            file.write(json.dumps(asdict(performed[-1])) + "\n")
-            file.flush()
+            append_performed(file, performed[-1])
             console.print(_line(performed[-1]))
 
 
@@ -106,16 +106,30 @@ def counting(performed: Sequence[Performed], count: int) -> list[Performed]:
 
 
 def read_performed(folder: Path) -> list[Performed]:
-    """What earlier calls have done; a line that was torn when they were killed is done again."""
-    found: list[Performed] = []
+    """What earlier calls have done, by seed; lines that were torn when they were killed are done again."""
     path = folder / "performed.jsonl"
+    found: dict[int, Performed] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
             fields = json.loads(line)
-        except ValueError:
+            found[fields["seed"]] = Performed(**{**fields, "causes": tuple(fields["causes"])})
+        except (ValueError, TypeError, KeyError):
             continue
-        found.append(Performed(**{**fields, "causes": tuple(fields["causes"])}))
-    return found
+    return [found[seed] for seed in sorted(found)]
+
+
+def append_performed(file: IO[str], performed: Performed) -> None:
+    """Add a line, on one of its own also where the last one is torn."""
+    file.seek(0)
+    is_torn = file.read()[-1:] not in ("", "\n")
+    file.write("\n" * is_torn + json.dumps(asdict(performed)) + "\n")
+    file.flush()
+
+
+def missing(case_set: CaseSet, performed: Sequence[Performed]) -> int:
+    """The number of the first case that is not there."""
+    seeds = {each.seed for each in performed}
+    return next(number for number in itertools.count() if case_set.first_seed + number not in seeds)
 
 
 def judge_run(performed: Performed, folder: Path) -> Judged:

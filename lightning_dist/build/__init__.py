@@ -1,7 +1,7 @@
 """The only place where a config becomes objects that talk to other ranks."""
 
 from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver
-from lightning_dist.build.data import replicas_of
+from lightning_dist.build.data import layout_of, replicas_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -60,6 +60,7 @@ __all__ = [
     "open_tensor_links",
     "pipeline_size",
     "place_ranks",
+    "layout_of",
     "replicas_of",
     "shard_model",
     "shard_stages",

@@ -20,12 +20,17 @@ def replicas_of(run: RunContext, parallel: ParallelConfig) -> Replicas:
     host_of_rank = [numbers[cluster.host_of(rank)] for rank in range(cluster.world_size)]
     if not (parallel.splits or parallel.stages):
         return Replicas(tuple(host_of_rank), run.rank)
-    layout = place_stages(cluster, parallel) if parallel.stages else place_ranks(cluster, parallel)
+    layout = layout_of(run, parallel)
     first: dict[int, int] = {}
     for rank in range(cluster.world_size):
         first.setdefault(_replica_of(layout, rank), rank)
     hosts = tuple(host_of_rank[first[replica]] for replica in range(len(first)))
     return Replicas(hosts, _replica_of(layout, run.rank))
+
+
+def layout_of(run: RunContext, parallel: ParallelConfig) -> Layout:
+    """Where ranks that share layers, or a pipeline, sit."""
+    return (place_stages if parallel.stages else place_ranks)(run.cluster, parallel)
 
 
 def _replica_of(layout: Layout, rank: int) -> int:

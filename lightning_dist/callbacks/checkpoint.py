@@ -122,6 +122,11 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             self._open(trainer, pl_module)
 
     @property
+    def checkpoint_config(self) -> CheckpointConfig:
+        """How it writes where the strategy does not."""
+        return self._config
+
+    @property
     def events(self) -> EventStream | None:
         """What is measured of its own saves; ``None`` where the strategy saves, and outside of a fit."""
         return None if self._run is None else self._run.events

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lightning.pytorch as pl
-import torch.distributed as dist
 
 from lightning_dist.build.checkpoints import WRITE
 from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
-from lightning_dist.capture import TrainerCapture, capture_of
+from lightning_dist.capture import TrainerCapture, capture_of, default_store
 from lightning_dist.capture.facts import rank_header, run_facts
+from lightning_dist.config.checks import check_local
 from lightning_dist.events import EventStream
 from lightning_dist.monitor.cluster import ClusterWatch, WatchSettings
 from lightning_dist.monitor.record import Sample, StepRecord
@@ -31,13 +31,14 @@ class ClusterMonitor(pl.Callback):
 
     Args:
         folder: Where to; if not given, ``monitor`` in the logger's folder, or in the Trainer's ``default_root_dir``.
-            Where a run is there already, the name gets a number. ``StepTimeline`` writes into the same.
+            Where a run is there already, the name gets a number. If that folder is a URL, in the working directory.
+            ``StepTimeline`` writes into the same.
         interval_s: Between two samples, in seconds; later in long runs up to 32 s.
         heartbeat_s: Between two beats, in seconds.
         heartbeat_timeout_s: A rank without a beat for so long is counted and named, in seconds; nothing is killed.
 
     Raises:
-        ConfigError: A time is none, or the timeout is shorter than three beats.
+        ConfigError: The folder is a URL, a time is none, or the timeout is shorter than three beats.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ClusterMonitor(pl.Callback):
         heartbeat_s: float = 1.0,
         heartbeat_timeout_s: float = 15.0,
     ) -> None:
+        check_local("ClusterMonitor(folder)", folder)
         self.folder: Path | None = None  # of the present run, or the last one
         self._wanted = folder
         self._settings = WatchSettings(interval_s, heartbeat_s, heartbeat_timeout_s)
@@ -113,7 +115,7 @@ class ClusterMonitor(pl.Callback):
             self._settings,
             device=trainer.strategy.root_device,
             steps=lambda: trainer.global_step,
-            store=_default_store() if trainer.world_size > 1 else None,
+            store=default_store() if trainer.world_size > 1 else None,
             world_size=trainer.world_size,
             checkpoint_event=WRITE,
             writes_at_once=not self._streams,
@@ -147,12 +149,6 @@ def _say(text: str) -> None:
     """From any thread; a user who makes warnings errors has no training that fails by them."""
     with contextlib.suppress(Warning):
         warnings.warn(f"ClusterMonitor: {text}", stacklevel=2)
-
-
-def _default_store() -> dist.Store | None:
-    if not dist.is_initialized():
-        return None
-    return dist.distributed_c10d._get_default_store()  # the store has no public accessor
 
 
 def _checkpoint_streams(trainer: pl.Trainer) -> tuple[EventStream, ...]:

@@ -15,6 +15,7 @@ from lightning_dist.callbacks.cluster_monitor import ClusterMonitor
 from lightning_dist.callbacks.step_timeline import StepTimeline
 from lightning_dist.capture import TrainerCapture, capture_of
 from lightning_dist.capture.facts import rank_header
+from lightning_dist.config.checks import check_local
 from lightning_dist.monitor.exporters.means import IntervalMeans
 from lightning_dist.monitor.exporters.prometheus import PrometheusEndpoint, require_package
 from lightning_dist.monitor.outcome import Outcome, judge, size_bytes, wait_for_ranks
@@ -41,7 +42,7 @@ class MonitorOutputs(pl.Callback):
         prometheus_host: Address to listen on; other machines do not reach the default.
 
     Raises:
-        ConfigError: A port is given, and prometheus-client is not installed.
+        ConfigError: The history is a URL; or a port is given, and prometheus-client is not installed.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class MonitorOutputs(pl.Callback):
     ) -> None:
         self._logs = loggers
         self._reports = report
+        check_local("MonitorOutputs(history)", history)
         self._history = history
         self._address = prometheus_port, prometheus_host
         if prometheus_port is not None:

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from lightning_dist.capture import TrainerCapture, capture_of, say
 from lightning_dist.capture.batches import CountTokens
 from lightning_dist.capture.step_files import StepFiles
+from lightning_dist.config.checks import check_local
 
 
 class StepTimeline(pl.Callback):
@@ -20,7 +21,7 @@ class StepTimeline(pl.Callback):
 
     Args:
         folder: Where to; if not given, ``monitor`` in the logger's folder, or in the Trainer's ``default_root_dir``.
-            Where a run is there already, the name gets a number.
+            Where a run is there already, the name gets a number. If that folder is a URL, in the working directory.
         spans_every: Of each how many-th step the whole timeline is written, for pictures, beside the first few and
             those that were unusually slow.
         count_tokens: Tokens of a batch, for those that are not a tensor of whole numbers [samples x length].
@@ -28,6 +29,9 @@ class StepTimeline(pl.Callback):
             device (MFU).
         count_flops: Count them in the first batch, which takes several times as long, if they are not given.
         peak_flops: What a rank's device can do at most, in operations a second; known devices need none.
+
+    Raises:
+        ConfigError: The folder is a URL.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class StepTimeline(pl.Callback):
     ) -> None:
         if spans_every < 1:
             raise ValueError(f"spans_every={spans_every}: write a whole number from 1, e.g. 100")
+        check_local("StepTimeline(folder)", folder)
         self._wanted = folder
         self._spans_every = spans_every
         self._count_tokens = count_tokens

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import enum
 import hashlib
 import importlib.metadata
 import json
@@ -20,24 +18,12 @@ import torch
 
 from lightning_dist.capture.commit import commit_of_script
 from lightning_dist.capture.loader_facts import loader_facts
+from lightning_dist.capture.options import options_of, strategy_name
 from lightning_dist.monitor.peaks import peak_flops as peak_flops_of
 from lightning_dist.monitor.record import RankHeader, RunFacts
 from lightning_dist.topology.discover import host_identity
 
-_TRAINER_OPTIONS = (
-    "accumulate_grad_batches",
-    "check_val_every_n_epoch",
-    "gradient_clip_algorithm",
-    "gradient_clip_val",
-    "log_every_n_steps",
-    "max_epochs",
-    "max_steps",
-    "num_devices",
-    "num_nodes",
-    "precision",
-    "val_check_interval",
-)
-_CONFIGS = ("parallel", "sync", "topology", "recompute", "checkpoint")
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _PACKAGES = ("torch", "lightning", "lightning-dist")
 
 
@@ -46,7 +32,7 @@ def run_facts(
 ) -> RunFacts:
     """What is the same for all ranks."""
     options = options_of(trainer)
-    text = json.dumps(options, sort_keys=True, default=str)
+    text = json.dumps(options, sort_keys=True)
     return RunFacts(
         run_id=uuid.uuid4().hex,
         started=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -75,7 +61,7 @@ def rank_header(
         started_wall_ns=time.time_ns(),
         started_ns=time.monotonic_ns(),
         unavailable=dict(unavailable),
-        facts={**loader_facts(trainer), "data_parallel_rank": _data_rank(trainer), **(facts or {})},
+        facts={**loader_facts(trainer), "data_parallel_rank": _data_rank(trainer), **_of_process(), **(facts or {})},
     )
 
 
@@ -85,46 +71,6 @@ def _peak_flops(trainer: pl.Trainer) -> float | None:
         return None
     tf32 = torch.get_float32_matmul_precision() != "highest"
     return peak_flops_of(torch.cuda.get_device_name(device), str(trainer.precision), tf32=tf32)
-
-
-def strategy_name(trainer: pl.Trainer) -> str:
-    """``hierdist zero2``, or the class of another strategy."""
-    parallel = getattr(trainer.strategy, "parallel_config", None)
-    return type(trainer.strategy).__name__ if parallel is None else f"hierdist {parallel.mode}"
-
-
-def options_of(trainer: pl.Trainer) -> dict[str, Any]:
-    """The options of the Trainer and of our strategy, flat, by name."""
-    found: dict[str, Any] = {}
-    for name in _TRAINER_OPTIONS:
-        value = getattr(trainer, name, None)
-        found[f"trainer.{name}"] = _plain(value)
-    found["trainer.accelerator"] = trainer.strategy.root_device.type
-    found["trainer.strategy"] = strategy_name(trainer)
-    for group in _CONFIGS:
-        config = getattr(trainer.strategy, f"{group}_config", None)
-        if dataclasses.is_dataclass(config):
-            found.update(_flat(group, config))
-    ddp = getattr(trainer.strategy, "_ddp_kwargs", None)  # of Lightning's DDPStrategy
-    if isinstance(ddp, Mapping):
-        found["ddp.bucket_cap_mb"] = _plain(ddp.get("bucket_cap_mb", 25))
-        found.update({f"ddp.{name}": _plain(value) for name, value in ddp.items() if name != "bucket_cap_mb"})
-    return found
-
-
-def _flat(prefix: str, config: Any) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = f"{prefix}.{field.name}"
-        flat.update(_flat(name, value) if dataclasses.is_dataclass(value) else {name: _plain(value)})
-    return flat
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, enum.Enum):
-        return value.value
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _versions() -> dict[str, str]:
@@ -144,6 +90,12 @@ def _host(trainer: pl.Trainer) -> str:
         return str(run.collectives.host_of_rank[trainer.global_rank])
     identity = host_identity(os.environ)
     return identity.label if trainer.num_nodes == 1 else identity.name
+
+
+def _of_process() -> dict[str, Any]:
+    """Threads that compute, and the interfaces that the user has named for what ranks send each other."""
+    named = (os.environ.get(name) for name in _INTERFACES)
+    return {"threads": torch.get_num_threads(), "interface": next((each for each in named if each), None)}
 
 
 def _data_rank(trainer: pl.Trainer) -> int:

@@ -35,14 +35,19 @@ def loader_facts(trainer: pl.Trainer) -> dict[str, Any]:
         ``loader``, ``dataset``, ``sampler``: class names. ``is_sharded``: whether ranks read different samples;
         ``None``: not to be seen. ``dataset_length``: samples of the whole set. ``samples_per_epoch``: of this rank.
         ``dataset_bytes``: on storage. ``held_bytes``: of tensors, arrays and bytes that the data set holds in this
-        rank's memory. ``workers``: processes that read. ``data_parallel_rank``: ranks with the same one read the
-        same samples. ``cpu_model``, ``cpu_cores``.
+        rank's memory. ``workers``: processes that read. ``pin_memory``: whether batches are pinned.
+        ``data_parallel_rank``: ranks with the same one read the same samples. ``cpu_model``, ``cpu_cores``.
     """
     facts: dict[str, Any] = {}
     for part in (host_facts, lambda: _of_ranks(trainer), lambda: _of_loader(trainer)):
         with contextlib.suppress(Exception):  # a user's data set may raise anything when it is asked something
             facts.update(part())
     return facts
+
+
+def training_loaders(trainer: pl.Trainer) -> Iterator[Any]:
+    """What ``fit`` was given, or the module's; none before training begins."""
+    yield from getattr(trainer.fit_loop._combined_loader, "flattened", None) or ()
 
 
 def host_facts() -> dict[str, Any]:
@@ -60,7 +65,7 @@ def _of_ranks(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def _of_loader(trainer: pl.Trainer) -> dict[str, Any]:
-    loaders = list(_loaders(trainer.fit_loop._combined_loader))
+    loaders = list(training_loaders(trainer))
     if len(loaders) != 1:
         return {"loader": f"{len(loaders)} loaders"} if loaders else {}
     return facts_of(loaders[0], num_parts=(trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1))
@@ -92,6 +97,7 @@ def facts_of(loader: Any, *, num_parts: int) -> dict[str, Any]:
         "dataset_bytes": _size_bytes(dataset),
         "held_bytes": held_bytes(dataset),
         "batch_size": getattr(loader, "batch_size", None),
+        "pin_memory": getattr(loader, "pin_memory", None),
     }
 
 
@@ -119,6 +125,7 @@ def _of_ours(loader: ShardedLoader) -> dict[str, Any]:
         "held_bytes": None if is_mapped else 0,
         "workers": loader.config.workers,
         "batch_size": loader.batch_size,
+        "pin_memory": loader.config.pin_memory,
     }
 
 
@@ -193,7 +200,3 @@ def _bytes_of(value: Any, seen: set[int], most: int = _LOOKED_AT) -> int:
         less = max(most // _LESS, _LEAST)
         return sum(_bytes_of(each, seen, less) for each in looked_at) * len(value) // max(len(looked_at), 1)
     return 0
-
-
-def _loaders(combined: Any) -> Iterator[Any]:
-    yield from getattr(combined, "flattened", None) or ()

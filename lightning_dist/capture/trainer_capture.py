@@ -14,11 +14,9 @@ Note [In bursts]
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +37,7 @@ from lightning_dist.capture.flops import FlopCount
 from lightning_dist.capture.patches import Patches
 from lightning_dist.capture.reducer import ReducerWatch
 from lightning_dist.capture.run_folder import run_folder
+from lightning_dist.capture.saying import say
 from lightning_dist.events import Event, EventStream, Mark
 from lightning_dist.monitor.record import Phase, StepRecord
 from lightning_dist.monitor.steps import TAIL, Batches, CutStep, Piece, StepCutter
@@ -341,6 +340,8 @@ class TrainerCapture:
         if self.flops is not None and self._batches is not None and self.flops.is_counting:
             self.flops.is_counting = False
             self.flops_per_sample = self.flops.per_sample(self._batches.samples)
+            if self.flops.problem is not None:
+                say(f"floating point operations are not counted, and training goes on: {self.flops.problem}")
         if not self._is_running or self._trainer.global_step != self._step:
             self._step_ends()
         if self._clock is not None:
@@ -416,12 +417,6 @@ class TrainerCapture:
 
 def _cut_all(cutter: StepCutter, steps: Iterable[_Uncut]) -> list[CutStep]:
     return [cutter.cut(*step) for step in steps]
-
-
-def say(text: str) -> None:
-    """Warn; where warnings are errors, too, no training fails by it."""
-    with contextlib.suppress(Warning):
-        warnings.warn(text, stacklevel=2)
 
 
 def _clock_of(device: torch.device, events: EventStream) -> DeviceTimes | None:

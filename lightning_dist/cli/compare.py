@@ -74,7 +74,7 @@ def _read(name: str, known: tuple[RunSummary, ...], arguments: argparse.Namespac
         if found.passed_over:
             print(f"hierdist: {name}: {found.folders[0]} is meant, the newest run there", file=sys.stderr)
         record = read_run(*found.folders)
-        for problem in record.problems:
+        for problem in (*found.problems, *record.problems):
             print(f"hierdist: {problem}", file=sys.stderr)
         return summarise(record, diagnose(record))
     if path.is_file():
@@ -113,7 +113,7 @@ def _print(comparison: Comparison, first: RunSummary, second: RunSummary) -> Non
         table.add_row(*_row(each), style=_COLOURS.get(each.what))
     console.print(table)
     console.print(
-        f"Mann-Whitney on medians of blocks that are long against the steps' memory; p is Holm's, the level {LEVEL:g}. "
+        f"Mann-Whitney on blocks that are long against the steps' memory; p is Holm's, the level {LEVEL:g}. "
         "It says that two runs differ, not why.",
         highlight=False,
     )

@@ -31,7 +31,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metric", help=f"only this one: {', '.join(KINDS)}")
     parser.add_argument("--days", type=float, metavar="N", help="only runs of the last so many days")
     parser.add_argument(
-        "--config", metavar="HASH", help="runs of this configuration; default: that of the newest run, on its machines"
+        "--config",
+        metavar="HASH",
+        help="runs of this configuration, whose hash may be cut; default: that of the newest run, on its machines",
     )
     parser.add_argument("--all", action="store_true", help="list all runs; drifts are told of alike ones only")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -71,13 +73,19 @@ def _alike(runs: Sequence[RunSummary], config: str | None) -> tuple[RunSummary, 
     """Those that may be compared: of one configuration, number of ranks and kind of machines."""
     newest = runs[-1]
     if config is not None:
-        matching = [run for run in runs if run.config_hash.startswith(config)]
-        if not matching:
-            raise RecordError(
-                f"--config {config}: no run has it; there are: {', '.join(sorted({run.config_hash for run in runs}))}"
-            )
-        newest = matching[-1]
+        found = _hash_of(runs, config)
+        newest = [run for run in runs if run.config_hash == found][-1]
     return tuple(run for run in runs if run.is_like(newest))
+
+
+def _hash_of(runs: Sequence[RunSummary], given: str) -> str:
+    """The hash of a configuration that is given, or that begins with it."""
+    hashes = sorted({run.config_hash for run in runs})
+    found = [each for each in hashes if each == given] or [each for each in hashes if given and each.startswith(given)]
+    if len(found) == 1:
+        return found[0]
+    what = "several configurations begin with it" if found else "no run has it"
+    raise RecordError(f"--config {given or repr(given)}: {what}; there are: {', '.join(found or hashes)}")
 
 
 def _plain(run: RunSummary) -> dict[str, object]:

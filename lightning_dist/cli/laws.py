@@ -15,7 +15,7 @@ from rich.table import Table
 
 from lightning_dist import laws
 from lightning_dist.cli.command import Command
-from lightning_dist.cli.quantities import number_of, rate_of
+from lightning_dist.cli.quantities import check_positive, check_share, number_of, rate_of
 from lightning_dist.cli.topology import DTYPE_BYTES
 from lightning_dist.errors import ConfigError
 
@@ -203,6 +203,10 @@ def _numbers(arguments: argparse.Namespace) -> Numbers:
     hosts = max(arguments.ranks // 8, 1) if arguments.hosts is None else arguments.hosts
     if not 1 <= hosts <= arguments.ranks:
         raise ConfigError(f"--hosts must be between 1 and --ranks {arguments.ranks}, got {hosts}")
+    check_share("--parallel-fraction", arguments.parallel_fraction, example="0.9")
+    check_share("--failure-rate", arguments.failure_rate, example="1e-4")
+    check_positive("--hours", arguments.hours, example="24")
+    check_positive("--save-s", arguments.save_s, example="60")
     return Numbers(
         ranks=arguments.ranks,
         hosts=hosts,

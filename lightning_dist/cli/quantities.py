@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from lightning_dist.errors import ConfigError
@@ -20,6 +21,26 @@ def number_of(option: str, text: str) -> float:
     if match is None:
         raise ConfigError(f"{option} {text!r} is no number; write e.g. 25000000, 25M or 7B")
     return float(match[1]) * _MULTIPLES[match[2]]
+
+
+def check_positive(option: str, given: float, *, example: str) -> None:
+    """Refuse what is no positive number: also ``nan`` and ``inf``, which Python reads as such.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not 0 < given < math.inf:
+        raise ConfigError(f"{option} must be a positive number, got {given:g}; write e.g. {example}")
+
+
+def check_share(option: str, given: float, *, example: str) -> None:
+    """Refuse what is no share of a whole.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not 0 <= given <= 1:
+        raise ConfigError(f"{option} must be between 0 and 1, got {given:g}; write e.g. {example}")
 
 
 def rate_of(option: str, text: str) -> float:

@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> int:
         count = found.passed_over
         older = f"{count} older run{'' if count == 1 else 's'} there {'is' if count == 1 else 'are'} left out"
         print(f"hierdist: {folder}, the newest run; {older}", file=sys.stderr)
-    for problem in record.problems:
+    for problem in (*found.problems, *record.problems):
         print(f"hierdist: {problem}", file=sys.stderr)
     verdict = diagnose(record)
     if arguments.terminal:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.launched import Place, launched_as, rendezvous
-from lightning_dist.cli.quantities import number_of
+from lightning_dist.cli.quantities import check_positive, number_of
 from lightning_dist.config import TIER_CHOICES, ProbeConfig, TopologyConfig
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.topology.discover import apply_tiers, discover, host_identity
@@ -64,8 +64,7 @@ def _run_topology(arguments: argparse.Namespace) -> int:
         switches=_switches(arguments.switch),
         probe=ProbeConfig(enabled=arguments.probe, cache_dir=arguments.cache_dir, refresh=arguments.refresh),
     )
-    if arguments.timeout_s <= 0:
-        raise ConfigError(f"--timeout-s must be positive, got {arguments.timeout_s:g}")
+    check_positive("--timeout-s", arguments.timeout_s, example="60")
     rank, cluster, sources = 0, None, None
     if arguments.cluster is not None:
         if arguments.probe:
@@ -119,9 +118,11 @@ def _gradient_bytes(arguments: argparse.Namespace) -> float:
     if arguments.parameters is not None:
         size_bytes = number_of("--parameters", arguments.parameters) * DTYPE_BYTES[arguments.dtype]
     elif arguments.gradient_mb is not None:
+        check_positive("--gradient-mb", arguments.gradient_mb, example="100")
         size_bytes = arguments.gradient_mb * 1e6
     else:
         size_bytes = DEFAULT_GRADIENT_BYTES if arguments.gradient_bytes is None else arguments.gradient_bytes
+        check_positive("--gradient-bytes", size_bytes, example="1e8")
     if not 0 < size_bytes < float("inf"):
         raise ConfigError(f"the gradient must have a positive size, got {size_bytes:g} bytes")
     return float(size_bytes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 import re
 
 from lightning_dist.errors import ConfigError, unknown_option
@@ -14,6 +16,7 @@ BYTE_UNITS = {
     **{f"{prefix}B": 10 ** (3 * power) for power, prefix in enumerate("kMGT", start=1)},
     **{f"{prefix}iB": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)},
 }
+_URL = re.compile(r"[A-Za-z][\w+.-]+:[:/]")
 
 
 def check_choice(what: str, given: str, allowed: tuple[str, ...]) -> None:
@@ -26,7 +29,7 @@ def check_range(what: str, given: float, *, low: float, high: float | None = Non
     """Refuse what is no number, or not from ``low`` to ``high``; ``unit`` is of all three, in words."""
     if isinstance(given, bool) or not isinstance(given, int | float):
         raise ConfigError(f"{what} is a number of {unit}, got {given!r} ({type(given).__name__})")
-    if given < low or (high is not None and given > high):
+    if not math.isfinite(given) or given < low or (high is not None and given > high):
         allowed = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
         raise ConfigError(f"{what}={given:g} {unit}: must be {allowed} {unit}")
 
@@ -48,6 +51,19 @@ def check_flags(what: str, config: object) -> None:
         given = getattr(config, field.name)
         if isinstance(field.default, bool) and not isinstance(given, bool):
             raise ConfigError(f"{what}.{field.name}={given!r} ({type(given).__name__}): must be true or false")
+
+
+def is_url(given: str | os.PathLike[str]) -> bool:
+    """Whether it names a place by protocol: ``s3://a``, also where a path has made one slash of two."""
+    return _URL.match(os.fspath(given)) is not None
+
+
+def check_local(what: str, given: str | os.PathLike[str] | None) -> None:
+    """Refuse a URL where only a folder will do; ``None`` is none."""
+    if given is not None and is_url(given):
+        raise ConfigError(
+            f"{what}={os.fspath(given)} is a URL, and these files are local: write a folder, e.g. outputs/monitor"
+        )
 
 
 def parse_bytes(what: str, given: int | str) -> int:

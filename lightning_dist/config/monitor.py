@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_dist.config.checks import check_count, check_flags, check_range
+from lightning_dist.config.checks import check_count, check_flags, check_local, check_range
 from lightning_dist.errors import CombinationError, ConfigError
 
 _PORTS = 65535
@@ -44,9 +44,12 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         check_flags("monitor", self)
+        check_local("monitor.folder", self.folder)
+        check_local("monitor.history", self.history)
         check_count("monitor.spans_every", self.spans_every, low=1, unit="steps")
         check_range("monitor.interval_s", self.interval_s, low=0.05, unit="seconds")
         check_range("monitor.heartbeat_s", self.heartbeat_s, low=0.05, unit="seconds")
+        check_range("monitor.heartbeat_timeout_s", self.heartbeat_timeout_s, low=0.05, unit="seconds")
         if self.heartbeat_timeout_s < 3 * self.heartbeat_s:
             raise CombinationError(
                 f"monitor.heartbeat_timeout_s={self.heartbeat_timeout_s:g} is less than three beats of "

@@ -130,16 +130,17 @@ class Heartbeat:
             self._say(text)
 
     def _sentences(self, changes: Sequence[Silence]) -> Iterator[str]:
-        """Of each rank that is late for the first time, and of its first return."""
+        """About each rank that is late for the first time, and about its first return."""
         late = [change for change in changes if not change.is_over and change.rank not in self._named]
         if late:
+            silent_s = max(change.silent_s for change in late)
             yield (
-                f"no heartbeat for {max(change.silent_s for change in late):.1f} s of {self._names(late)}: stopped, "
-                "swapped out, or cut off from the store"
+                f"no heartbeat from {self._names(late)} for {silent_s:.1f} s: stopped, swapped out, or cut off from "
+                "the store; training goes on"
             )
         back = [change for change in changes if change.is_over and change.rank not in self._returned]
         if back:
-            yield f"the heartbeat is back of {self._names(back)}, after {max(each.silent_s for each in back):.1f} s"
+            yield f"heartbeats again from {self._names(back)}, after {max(each.silent_s for each in back):.1f} s"
         self._named |= {change.rank for change in late}
         self._returned |= {change.rank for change in back}
 

@@ -16,6 +16,9 @@ from typing import Any
 from lightning_dist.monitor.record import VERSION, Phase, RankHeader, RunFacts, Sample, Span, StepRecord, Traffic
 
 _Line = Mapping[str, Any]
+FORMAT = "hierdist-monitor"
+"""What ``run.json`` says of itself, at its beginning."""
+
 _BEYOND = 2**63
 _MOST_RANKS = 10**7  # of a run; a larger number is torn, and readers go through all of them
 
@@ -58,7 +61,7 @@ def spans_line(step: int, spans: Iterable[Span]) -> str:
 
 def facts_text(facts: RunFacts) -> str:
     """The content of ``run.json``."""
-    return _dumped({"format": "hierdist-monitor", "version": VERSION, **dataclasses.asdict(facts)}, indent=1) + "\n"
+    return _dumped({"format": FORMAT, "version": VERSION, **dataclasses.asdict(facts)}, indent=1) + "\n"
 
 
 def header_of(line: _Line) -> RankHeader:
@@ -132,7 +135,7 @@ def facts_of(content: _Line) -> RunFacts:
     Raises:
         KeyError, TypeError, ValueError: It is none, or of a later version.
     """
-    if content.get("format") != "hierdist-monitor":
+    if content.get("format") != FORMAT:
         raise ValueError("not written by a monitor of lightning_dist")
     if int(content["version"]) > VERSION:
         raise ValueError(f"of version {content['version']}, and this release reads up to {VERSION}: take a later one")

@@ -14,6 +14,7 @@ from lightning_dist.monitor import lines
 from lightning_dist.monitor.record import RankHeader, RankRecord, RunFacts, RunRecord, Sample, Span, StepRecord
 
 FACTS = "run.json"
+_HEAD_BYTES = 4096  # the format is what it begins with
 _NAME = re.compile(r"(steps|samples)-(\d{5,})\.jsonl")
 
 
@@ -30,6 +31,15 @@ def write_facts(folder: Path, facts: RunFacts) -> None:
         fresh.replace(folder / FACTS)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether its ``run.json`` is ours: other tools write files of that name too. One that cannot be read is none."""
+    try:
+        with (folder / FACTS).open("rb") as file:
+            return lines.FORMAT.encode() in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
 
 
 def read_facts(folder: Path) -> RunFacts:
@@ -62,15 +72,15 @@ def read_run(*folders: Path) -> RunRecord:
     Raises:
         RecordError: No folder has a readable ``run.json``, or no rank's file can be read.
     """
-    with_facts = [folder for folder in folders if (folder / FACTS).exists()] or list(folders[:1])
+    with_facts = [folder for folder in folders if is_run(folder)] or list(folders[:1])
     facts = read_facts(with_facts[0])
     read: dict[int, _Read] = {}
     problems: list[str] = []
     for folder in folders:
-        for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        for path in _files(folder, problems):
             match = _NAME.fullmatch(path.name)
             if match:
-                _read_file(path, read.setdefault(int(match[2]), _Read()), problems)
+                _read_file(path, int(match[2]), read.setdefault(int(match[2]), _Read()), problems)
     ranks = {rank: each.merged() for rank, each in sorted(read.items()) if each.header is not None}
     if not ranks:
         raise RecordError(
@@ -111,7 +121,16 @@ class _Read:
         )
 
 
-def _read_file(path: Path, read: _Read, problems: list[str]) -> None:
+def _files(folder: Path, problems: list[str]) -> list[Path]:
+    try:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        problems.append(f"{folder} cannot be read: {error}")
+        return []
+
+
+def _read_file(path: Path, named: int, read: _Read, problems: list[str]) -> None:
+    """Add what a file holds that is named for a rank."""
     try:
         texts: Sequence[str] = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -124,6 +143,9 @@ def _read_file(path: Path, read: _Read, problems: list[str]) -> None:
         if line is None:
             bad += bool(text) and number < len(texts) - 1  # the last one may be torn: its rank was killed
             continue
+        if line.get("kind") == "rank" and line.get("rank") != named:
+            problems.append(f"{path} is of rank {line.get('rank')}, as it says inside, and was left out: rename it")
+            return
         try:
             rank = _take(line, rank, read)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):

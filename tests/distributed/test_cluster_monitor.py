@@ -334,7 +334,7 @@ def test_a_stopped_rank_is_named_and_counted_and_comes_back(ranks: RankPool, tmp
     layout = {"a": [0], "b": [1]}
     said, _ = ranks.run(fit_with_a_stop, layout=layout, args=(str(tmp_path / "m"),), fresh=True)
     late, back = (text for text in said if "rank 1 (host b)" in text)
-    assert "no heartbeat for" in late
+    assert "no heartbeat from" in late
     assert "is back" in back
     looking = read_run(tmp_path / "m").ranks[0]
     assert looking.series("heartbeat_timeouts")[-1].value >= 1

@@ -75,9 +75,9 @@ def test_table_has_units(capsys: pytest.CaptureFixture[str]) -> None:
         (["--parameters", "many"], "--parameters 'many' is no number"),
         (["--parameters", "0"], "--parameters must be positive"),
         (["--link", "fast"], "--link 'fast' is no rate of a link; write e.g. 100gbit"),
-        (["--parallel-fraction", "1.5"], "parallel_fraction is between 0 and 1, got 1.5"),
-        (["--failure-rate", "-1"], "rate_per_hour is between 0 and 1, got -1.0"),
-        (["--save-s", "0"], "save_cost_s"),
+        (["--parallel-fraction", "1.5"], "--parallel-fraction must be between 0 and 1, got 1.5"),
+        (["--failure-rate", "-1"], "--failure-rate must be between 0 and 1, got -1"),
+        (["--save-s", "0"], "--save-s must be a positive number"),
         (["--stages", "0"], "stages must be at least 1, got 0"),
     ],
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.verdict.cases import SETS, make_case
+from benchmarks.verdict.command import append_performed, missing, read_performed
 from benchmarks.verdict.performing import Performed
 from benchmarks.verdict.runs import Injected, Run
 from benchmarks.verdict.scoring import judge, score, wilson
@@ -18,6 +21,27 @@ def finding(cause: Cause, *, share: float = 0.3, reason: Reason | None = None, r
 
 def performed(without_s: dict[str, float | None], *, compute_s: float = 0.05, step_s: float = 0.1) -> Performed:
     return Performed(1, tuple(without_s), {}, step_s=step_s, compute_s=compute_s, without_s=without_s)
+
+
+def test_a_torn_line_is_done_again_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    case_set = SETS["train"]
+    path = tmp_path / "performed.jsonl"
+    seeds = [case_set.first_seed + number for number in range(4)]
+    cases = [Performed(seed, ("slow link",), {}, step_s=0.1) for seed in seeds]
+    with path.open("a+") as file:
+        append_performed(file, cases[0])
+        append_performed(file, cases[1])
+    path.write_bytes(path.read_bytes()[:-20])  # killed while it wrote
+    assert read_performed(tmp_path) == cases[:1]
+    assert missing(case_set, cases[:1]) == 1
+    with path.open("a+") as file:
+        append_performed(file, cases[2])
+    assert read_performed(tmp_path) == [cases[0], cases[2]]
+    assert missing(case_set, read_performed(tmp_path)) == 1
+    with path.open("a+") as file:
+        append_performed(file, cases[1])
+    assert read_performed(tmp_path) == cases[:3]
+    assert missing(case_set, cases[:3]) == 3
 
 
 @pytest.mark.parametrize("name", list(SETS))

@@ -2,13 +2,15 @@
 
 Besides steps and samples these facts are read, all of them optional:
 
-- of a rank (:attr:`RankHeader.facts`): ``sampler`` (class name), ``is_sharded`` (whether ranks read different samples),
-  ``dataset_length`` (samples of the whole set), ``dataset_bytes``, ``samples_per_epoch`` (of this rank),
-  ``workers`` (of the loader), ``data_parallel_rank`` (ranks that share a model share it), ``link_bytes_per_s`` (nominal
-  rate of the host's fastest link);
-- of the run (:attr:`RunFacts.options`): ``parallel.mode``, ``parallel.pipeline.size``, ``.micro_batches`` and
-  ``.virtual_stages``, ``sync.algorithm``, ``sync.bucket_bytes``, ``sync.wire_dtype``, ``ddp.bucket_cap_mb``,
-  ``data.workers``, ``checkpoint.mode``, ``trainer.accumulate_grad_batches``, ``trainer.precision``.
+- of a rank (:attr:`RankHeader.facts`): ``loader`` and ``sampler`` (class names), ``is_sharded`` (whether ranks read
+  different samples), ``dataset_length`` (samples of the whole set), ``dataset_bytes``, ``samples_per_epoch`` (of this
+  rank), ``workers`` and ``pin_memory`` (of the loader), ``data_parallel_rank`` (ranks that share a model share it),
+  ``threads``, ``cpu_cores``, ``interface`` (that the user has named), ``link_bytes_per_s`` (nominal rate of the host's
+  fastest link);
+- of the run (:attr:`RunFacts.options`): ``parallel.mode``, ``parallel.pipeline.*`` and ``parallel.tensor.size``,
+  ``sync.*``, ``ddp.bucket_cap_mb`` and ``.comm_hook``, ``data.*``, ``checkpoint.mode`` and ``.snapshot``,
+  ``trainer.accumulate_grad_batches``, ``.precision``, ``.log_every_n_steps``, ``.enable_progress_bar`` and
+  ``.use_distributed_sampler``, ``optimizer.fused``, ``model.is_compiled``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,11 @@ def export_parquet(record: RunRecord, folder: Path) -> tuple[Path, ...]:
         folder: Where to; made if it is not there.
 
     Returns:
-        The files.
+        The files; each is whole, or as it was before.
 
     Raises:
         ConfigError: pyarrow is not installed.
+        OSError: The folder cannot be written to.
     """
     try:
         import pyarrow.parquet as pq
@@ -36,14 +38,20 @@ def export_parquet(record: RunRecord, folder: Path) -> tuple[Path, ...]:
         raise ConfigError("Parquet needs the package pyarrow: pip install 'lightning-dist[monitor]'") from error
     folder.mkdir(parents=True, exist_ok=True)
     facts = json.dumps(vars(record.facts), default=str).encode()
-    paths = []
-    for name, schema, rows in _tables(record):
-        path = folder / f"{name}.parquet"
-        columns = {field.name: [row.get(field.name) for row in rows] for field in schema}
-        table = _arrow().table(columns, schema=schema.with_metadata({"hierdist": facts}))
-        pq.write_table(table, path)
-        paths.append(path)
-    return tuple(paths)
+    fresh: dict[Path, Path] = {}
+    try:
+        for name, schema, rows in _tables(record):
+            path = folder / f"{name}.parquet"
+            columns = {field.name: [row.get(field.name) for row in rows] for field in schema}
+            table = _arrow().table(columns, schema=schema.with_metadata({"hierdist": facts}))
+            fresh[path] = folder / f".{path.name}.{os.getpid()}"
+            pq.write_table(table, fresh[path])
+        for path, written in fresh.items():
+            written.replace(path)
+    finally:
+        for written in fresh.values():
+            written.unlink(missing_ok=True)
+    return tuple(fresh)
 
 
 def _arrow() -> Any:

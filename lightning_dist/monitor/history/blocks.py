@@ -39,7 +39,7 @@ def in_blocks(values: Sequence[float], *, of_means: bool = False) -> Blocks:
 
     Args:
         values: In order of time.
-        of_means: Take means instead: for values that are mostly 0.
+        of_means: Take means instead: for what comes in bursts, so that most values may be 0.
     """
     if not values:
         return Blocks(1, ())

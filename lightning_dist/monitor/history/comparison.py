@@ -1,10 +1,11 @@
 """Whether two runs differ, metric by metric: significance, not only difference. Pure.
 
-The test is Mann and Whitney's on the medians of blocks (see :mod:`lightning_dist.monitor.history.blocks`): "On a test
-of whether one of two random variables is stochastically larger than the other", Annals of Mathematical Statistics 1947,
-by the normal approximation, corrected for ties and continuity. The change and its interval are the estimate that goes
-with it: Hodges and Lehmann, "Estimates of location based on rank tests", 1963. Many metrics are tested at once, so
-p-values are Holm's: "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+The test is Mann and Whitney's on the medians of blocks, or on the means of what comes in bursts (see
+:mod:`lightning_dist.monitor.history.blocks`): "On a test of whether one of two random variables is stochastically
+larger than the other", Annals of Mathematical Statistics 1947, by the normal approximation, corrected for ties and
+continuity. The change and its interval are the estimate that goes with it: Hodges and Lehmann, "Estimates of location
+based on rank tests", 1963. Many metrics are tested at once, so p-values are Holm's: "A simple sequentially rejective
+multiple test procedure", Scandinavian Journal of Statistics 1979.
 
 Significant means that the two runs differ, not that their configurations do: a machine has good and bad days. Where the
 history has several runs of the configuration, a difference is also held against how far these lie apart.
@@ -47,7 +48,7 @@ class Difference:
     Attributes:
         metric: Its name.
         unit: Of ``first`` and ``second``.
-        first: The metric in the first run: its median, or mean if it is mostly 0.
+        first: The metric in the first run: its median, or mean if it comes in bursts.
         second: Likewise in the second.
         change: Second over first, minus 1; ``None``: the first is 0, or it is unknown.
         low: Lower end of the 95 % interval of ``change``.
@@ -105,7 +106,7 @@ def compare(first: RunSummary, second: RunSummary, *, history: Iterable[RunSumma
             for name in sorted({*first.options, *second.options})
             if first.options.get(name) != second.options.get(name)
         },
-        tuple(_notes(first, second)),
+        tuple(_notes(first, second, both)),
     )
 
 
@@ -134,15 +135,15 @@ def shift(first: Sequence[float], second: Sequence[float]) -> tuple[float, float
 
 def _difference(name: str, first: MetricSummary, second: MetricSummary, usual: float | None) -> Difference:
     kind = KINDS[name]
-    a, b = (metric.mean if kind.is_rare else metric.median for metric in (first, second))
+    a, b = (metric.mean if kind.is_bursty else metric.median for metric in (first, second))
     plain = Difference(name, kind.unit, a, b, b / a - 1 if a else None, usual=usual)
-    if min(len(first.blocks), len(second.blocks)) < BLOCKS_AT_LEAST:
+    if min(len(first.blocks), len(second.blocks)) < BLOCKS_AT_LEAST or first.of_means != second.of_means:
         return plain
     p = mann_whitney_p(first.blocks, second.blocks)
     if not a:
         return replace(plain, p=p)
     middle, low, high = (value / abs(a) for value in shift(first.blocks, second.blocks))
-    return replace(plain, p=p, change=plain.change if kind.is_rare else middle, low=low, high=high)
+    return replace(plain, p=p, change=plain.change if kind.is_bursty else middle, low=low, high=high)
 
 
 def _holm(differences: list[Difference]) -> list[Difference]:
@@ -173,13 +174,19 @@ def _judged(difference: Difference) -> Difference:
 
 def _usual(name: str, like: Sequence[RunSummary]) -> float | None:
     summaries = [run.metrics[name] for run in like if name in run.metrics]
-    values = [summary.mean if KINDS[name].is_rare else summary.median for summary in summaries]
+    values = [summary.mean if KINDS[name].is_bursty else summary.median for summary in summaries]
     middle = statistics.median(values) if len(values) >= LIKE_RUNS_AT_LEAST else 0.0
     return max(abs(value / middle - 1) for value in values) if middle else None
 
 
-def _notes(first: RunSummary, second: RunSummary) -> list[str]:
+def _notes(first: RunSummary, second: RunSummary, both: Sequence[str]) -> list[str]:
     notes = []
+    unlike = [name for name in both if first.metrics[name].of_means != second.metrics[name].of_means]
+    if unlike:
+        notes.append(
+            f"an earlier release kept medians of what later ones keep means of, and the two cannot be tested: "
+            f"{', '.join(unlike)}; name the runs' folders, if they are still there"
+        )
     if first.host_kind != second.host_kind:
         notes.append(f"other machines: {first.host_kind} and {second.host_kind}")
     if first.world_size != second.world_size:

@@ -29,22 +29,23 @@ class Kind:
         unit: Of its values.
         title: For people.
         better: Which way it is to go.
-        is_rare: Whether most of its values are 0: means tell what medians do not.
+        is_bursty: Whether it comes in bursts, as what is logged each fiftieth step does, and most of its values may be
+            0: means tell what medians do not.
     """
 
     unit: str
     title: str
     better: Better = Better.LOWER
-    is_rare: bool = False
+    is_bursty: bool = False
 
 
-_RARE_PHASES = (Phase.CHECKPOINT, Phase.VALIDATION)
+_BURSTY_PHASES = (Phase.CHECKPOINT, Phase.VALIDATION, Phase.DATA_WAIT, Phase.LOGGING, Phase.OTHER)
 _HIGHER_IS_BETTER = ("gpu_utilisation",)
 _NEITHER = (
     *("cpu_utilisation", "network_sent", "network_received", "read_bytes", "tcp_sent_segments"),
     *("gpu_power", "gpu_temperature"),
 )
-_RARE = ("tcp_retransmits", "tcp_retransmits_per_step", "rdma_retransmits", "checkpoint_stall")
+_BURSTY = ("tcp_retransmits", "tcp_retransmits_per_step", "rdma_retransmits", "checkpoint_stall")
 _COUNTERS = {"heartbeat_timeouts": "Heartbeat timeouts per second"}  # since the start; here, a second
 
 
@@ -59,11 +60,11 @@ def _kinds() -> dict[str, Kind]:
     }
     for phase in Phase:
         title = f"{phase.value.replace('_', ' ').capitalize()} per step"
-        kinds[_phase_metric(phase)] = Kind("s", title, is_rare=phase in _RARE_PHASES)
-    kinds.update((name, Kind("1/s", title, is_rare=True)) for name, title in _COUNTERS.items())
+        kinds[_phase_metric(phase)] = Kind("s", title, is_bursty=phase in _BURSTY_PHASES)
+    kinds.update((name, Kind("1/s", title, is_bursty=True)) for name, title in _COUNTERS.items())
     for name, metric in METRICS.items():
         way = Better.HIGHER if name in _HIGHER_IS_BETTER else Better.NEITHER if name in _NEITHER else Better.LOWER
-        kinds.setdefault(name, Kind(metric.unit, metric.title, way, is_rare=name in _RARE))
+        kinds.setdefault(name, Kind(metric.unit, metric.title, way, is_bursty=name in _BURSTY))
     return kinds
 
 

@@ -7,6 +7,7 @@ Note [versions]
 
     - 0: metrics were plain medians: ``{"step": 0.02}``; the configuration's hash was called ``config``.
     - 1: metrics have unit, mean, spread, count and blocks.
+    - 2: blocks of what comes in bursts are means (``of_means``), not only of what is mostly 0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lightning_dist.monitor.history.series import KINDS, run_series
 from lightning_dist.monitor.record import RunRecord
 from lightning_dist.monitor.verdict import Verdict
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class MetricSummary:
         unit: Of all of them.
         block_length: Values a block.
         blocks: A value for each block that is nearly independent of the others, in order of time.
+        of_means: Whether these are means, not medians.
     """
 
     median: float
@@ -49,6 +51,7 @@ class MetricSummary:
     unit: str = ""
     block_length: int = 1
     blocks: tuple[float, ...] = ()
+    of_means: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ def _metric_from(values: Mapping[str, Any]) -> MetricSummary:
         known[name] = _finite(known[name])
     for name in known.keys() & {"count", "block_length"}:
         known[name] = int(known[name])
+    known["of_means"] = bool(known.get("of_means", False))
     if "unit" in known:
         known["unit"] = _text(known["unit"])
     return MetricSummary(**{**known, "blocks": tuple(map(_finite, known.get("blocks", ())))})
@@ -206,7 +210,16 @@ def _from_version_0(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "metrics": metrics, "config_hash": values.get("config", "")}
 
 
-_UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {0: _from_version_0}
+def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
+    metrics = values["metrics"].items()
+    return {**values, "metrics": {name: {**metric, "of_means": name in _MEANS_IN_1} for name, metric in metrics}}
+
+
+_MEANS_IN_1 = (
+    *("phase.checkpoint", "phase.validation", "checkpoint_stall", "heartbeat_timeouts"),
+    *("tcp_retransmits", "tcp_retransmits_per_step", "rdma_retransmits"),
+)
+_UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {0: _from_version_0, 1: _from_version_1}
 _PLAIN = tuple(name for name in RunSummary.__dataclass_fields__ if name != "metrics")
 
 
@@ -216,7 +229,7 @@ def _known(values: Mapping[str, Any], kind: type[MetricSummary | RunSummary]) ->
 
 def _metric(name: str, values: tuple[float, ...]) -> MetricSummary:
     kind = KINDS[name]
-    blocks = in_blocks(values, of_means=kind.is_rare)
+    blocks = in_blocks(values, of_means=kind.is_bursty)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return MetricSummary(
         median=statistics.median(values),
@@ -226,6 +239,7 @@ def _metric(name: str, values: tuple[float, ...]) -> MetricSummary:
         unit=kind.unit,
         block_length=blocks.length,
         blocks=blocks.values,
+        of_means=kind.is_bursty,
     )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,14 +17,18 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.pytorch import Trainer
+from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_dist import ClusterMonitor, MonitorConfig, MonitorOutputs, StepTimeline
 from lightning_dist.capture.batches import measure, together
 from lightning_dist.capture.collectives import Watched, WatchedWork
 from lightning_dist.capture.commit import commit_of
 from lightning_dist.capture.device_times import COMPUTE, DeviceTimes
+from lightning_dist.capture.flops import FlopCount
 from lightning_dist.capture.patches import Patches
 from lightning_dist.capture.reducer import transfers
-from lightning_dist.capture.run_folder import run_folder
+from lightning_dist.capture.run_folder import _make, run_folder
+from lightning_dist.errors import ConfigError
 from lightning_dist.events import EventStream
 from lightning_dist.monitor.steps import Batches
 
@@ -88,6 +96,29 @@ class Sample:
 )
 def test_batches_are_measured(batch: Any, expected: Batches) -> None:
     assert measure(batch) == expected
+
+
+class Endless(Sequence[int]):
+    """More items than there is time for."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: Any) -> Any:
+        assert index < 2000, "too many are looked at"
+        return index
+
+
+def test_of_a_long_list_the_first_items_are_looked_at() -> None:
+    assert measure((torch.zeros(8, 3), Endless())) == Batches(1, 8, None, None)
+    assert measure([torch.zeros(2)] * 900) == Batches(1, 2, None, 900 * 8)
+    assert measure([torch.zeros(2)] * 2000) == Batches(1, 2, None, None)
+
+
+def test_a_batch_that_holds_itself_ends() -> None:
+    batch: list[Any] = [torch.zeros(5)]
+    batch.append(batch)
+    assert measure(batch).samples == 5
 
 
 def test_tokens_may_be_counted_by_the_user() -> None:
@@ -221,6 +252,85 @@ def test_a_folder_that_is_none_is_said_to_all_ranks(tmp_path: Path) -> None:
     trainer = Trainer(default_root_dir=tmp_path, logger=False, accelerator="cpu", devices=1)
     assert run_folder(trainer, "no\0name") is None
     assert run_folder(trainer, tmp_path / "runs") == tmp_path / "runs"
+
+
+def test_runs_that_start_at_once_share_no_folder(tmp_path: Path) -> None:
+    first = tmp_path / "runs" / "monitor"
+    ready = threading.Barrier(8)
+
+    def start(_: int) -> Path:
+        ready.wait(timeout=30)
+        return _make(first)
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(start, range(8)))
+    assert sorted(made) == sorted([first, *(first.with_name(f"monitor-{number}") for number in range(1, 8))])
+
+
+def test_an_empty_folder_is_taken_and_one_with_files_is_not(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert _make(tmp_path / "empty") == tmp_path / "empty"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    assert _make(tmp_path / "full") == tmp_path / "full-1"
+
+
+def test_files_of_a_run_whose_root_is_a_url_are_local_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, Any] = {"logger": False, "accelerator": "cpu", "devices": 1}
+    trainer = Trainer(default_root_dir="memory://bucket/runs", **arguments)
+    with pytest.warns(UserWarning, match=r"memory://bucket/runs is a URL: they go to .*/monitor\. For another folder"):
+        assert run_folder(trainer) == tmp_path / "monitor"
+    assert run_folder(trainer, "mine") == tmp_path / "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "monitor"]
+    local = Trainer(default_root_dir=f"file://{tmp_path}/here", **arguments)
+    assert run_folder(local) == tmp_path / "here" / "monitor"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", Path("s3://bucket/a"), "simplecache::s3://bucket/a"])
+def test_a_url_is_no_folder_for_the_monitors_files(url: Any) -> None:
+    makers: list[Any] = [
+        *(lambda: StepTimeline(url), lambda: ClusterMonitor(url), lambda: MonitorOutputs(history=url)),
+        *(lambda: MonitorConfig(folder=str(url)), lambda: MonitorConfig(history=str(url))),
+    ]
+    for make in makers:
+        with pytest.raises(ConfigError, match=r"(folder|history)\)?=.* is a URL, and these files are local"):
+            make()
+
+
+def test_what_a_formula_raises_is_not_the_trainings() -> None:
+    def broken(*shapes: Any, **others: Any) -> int:
+        raise ValueError("as planned")
+
+    count, weights = FlopCount(), torch.ones(3, 3)
+    assert count.counted(lambda: weights @ weights).sum() == 27
+    assert (count.total, count.problem) == (54, None)
+    with patch.dict("torch.utils.flop_counter.flop_registry", {torch.ops.aten.mm: broken}):
+        assert count.counted(lambda: weights @ weights).sum() == 27
+    assert count.problem == "ValueError: as planned"
+    assert count.per_sample(8) is None
+    assert count.counted(lambda: 7) == 7
+
+
+def test_a_counter_that_fails_to_open_or_to_close_is_not_the_trainings() -> None:
+    def failing(*arguments: Any) -> None:
+        raise RuntimeError("as planned")
+
+    for name in ("__enter__", "get_total_flops"):
+        count = FlopCount()
+        with patch.object(FlopCounterMode, name, failing):
+            assert count.counted(lambda: 7) == 7
+        assert count.problem == "RuntimeError: as planned"
+
+
+def test_what_the_user_raises_is_raised() -> None:
+    count = FlopCount()
+    with pytest.raises(KeyError):
+        count.counted(lambda: {}["x"])
+    assert count.problem is None
+    assert count.counted(lambda: 7) == 7
 
 
 def test_the_commit_of_a_linked_worktree_is_its_own(tmp_path: Path) -> None:

@@ -142,12 +142,21 @@ def test_options_and_machines_that_differ_are_said() -> None:
 
 def test_a_metric_that_was_zero_has_no_change_but_a_verdict() -> None:
     first, second = summary_of([1.0] * 200), summary_of([1.0] * 200)
-    zero, some = first.metrics["phase.checkpoint"], first.metrics["step"]
+    zero, some = first.metrics["phase.checkpoint"], replace(first.metrics["step"], of_means=True)
     second = replace(second, metrics={**second.metrics, "phase.checkpoint": some})
     assert zero.median == 0
     grown = difference(first, second, "phase.checkpoint")
     assert grown.change is None
     assert grown.what is Change.WORSE
+
+
+def test_medians_of_an_earlier_release_are_not_tested_against_means() -> None:
+    first, second = summary_of([1.0] * 200), summary_of([1.0] * 200)
+    earlier = replace(first.metrics["data_wait"], of_means=False, blocks=(3.0,) * 20)
+    first = replace(first, metrics={**first.metrics, "data_wait": earlier})
+    compared = compare(first, second)
+    assert {each.metric: each.what for each in compared.differences}["data_wait"] is Change.UNKNOWN
+    assert "cannot be tested: data_wait;" in compared.notes[0]
 
 
 def test_two_metrics_of_median_zero_differ_neither_way() -> None:

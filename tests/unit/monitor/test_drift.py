@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from lightning_dist.monitor.history.drift import RUNS_AT_LEAST, change_point, drifts
 from lightning_dist.monitor.history.series import KINDS
-from lightning_dist.monitor.history.summary import MetricSummary, RunSummary
+from lightning_dist.monitor.history.summary import MetricSummary, RunSummary, summarise
+from lightning_dist.monitor.record import Phase
+from tests.support.recorded import made_run, made_step
 
 
 def noise(count: int, *, seed: object, mean: float = 1.0) -> list[float]:
@@ -30,7 +35,7 @@ def runs_of(**metrics: list[float]) -> list[RunSummary]:
     ]
 
 
-@pytest.mark.parametrize("index", [5, 10, 15])
+@pytest.mark.parametrize("index", [6, 10, 14])
 def test_a_change_is_found_where_it_is(index: int) -> None:
     point = change_point(noise(index, seed=index) + noise(20 - index, seed=-index, mean=1.3))
     assert point is not None
@@ -42,6 +47,40 @@ def test_what_does_not_change_rarely_does() -> None:
     """At a level of 0.05, 100 series: at most 0.05 and three standard deviations of chance."""
     found = sum(change_point(noise(12, seed=seed)) is not None for seed in range(100))
     assert found <= 5 + 3 * 2.2
+
+
+@pytest.mark.parametrize("count", [8, 10, 12, 14])
+def test_the_chance_of_the_deepest_cut_is_that_of_two_orders(count: int) -> None:
+    point = change_point(list(range(count)))
+    assert point is not None
+    assert point.p == pytest.approx(2 / math.comb(count, count // 2), rel=0.3)
+
+
+def test_the_longer_a_change_lasts_the_less_it_is_chance() -> None:
+    points = [change_point([1.0, 1.1] * half + [2.0, 2.1] * half) for half in (4, 8, 16, 64, 256)]
+    chances = [point.p for point in points if point is not None]
+    assert len(chances) == 5
+    assert all(later < 0.2 * earlier for earlier, later in itertools.pairwise(chances)), chances
+    assert chances[-1] < 1e-100
+
+
+def test_what_comes_in_bursts_slips_although_its_median_does_not() -> None:
+    """Each tenth step waits for data, and each fiftieth logs: of most steps both are 0."""
+    for name, every in (("data_wait", 10), ("phase.logging", 50), ("phase.other", 50)):
+        phase = Phase.DATA_WAIT if name == "data_wait" else Phase(name.removeprefix("phase."))
+        runs = []
+        for day in range(12):
+            burst_s = (0.2 if day < 6 else 0.4) * (1 + day % 3 / 50)
+            steps = tuple(
+                replace(made_step(i, 1.0), phases={phase: burst_s if i % every == every - 1 else 0.0})
+                for i in range(200)
+            )
+            made = made_run([1.0], ranks=1, run_id=f"run{day}", started=f"2026-11-{day + 1:02}T00:00:00+00:00")
+            runs.append(summarise(replace(made, ranks={0: replace(made.ranks[0], steps=steps)})))
+        assert {run.metrics[name].median for run in runs} == {0.0}
+        (drift,) = drifts(runs, metric=name)
+        assert (drift.run_id, drift.is_worse) == ("run6", True)
+        assert drift.change == pytest.approx(1.0, abs=0.05)
 
 
 def test_too_few_runs_say_nothing() -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,22 @@ from lightning_dist.monitor.record import METRICS, Phase, RankHeader, Sample
 from tests.support.recorded import STARTED_NS, made_run, made_step, scraped
 
 HEADER = RankHeader(3, 1, 'a "host"', "cpu", 1, STARTED_NS, 0)
+
+
+def test_tables_are_whole_or_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: path.read_bytes() for path in export_parquet(made_run([0.1] * 3), tmp_path)}
+    write_table = pq.write_table
+
+    def breaking(table: Any, path: Path) -> None:
+        write_table(table, path)
+        if "samples" in path.name:
+            path.write_bytes(b"PAR1")
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(pq, "write_table", breaking)
+    with pytest.raises(OSError, match="the disk is full"):
+        export_parquet(made_run([0.2] * 5), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_means_are_of_the_interval() -> None:

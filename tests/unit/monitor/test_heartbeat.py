@@ -141,11 +141,22 @@ def test_a_rank_that_does_not_beat_is_counted_and_named(store: dist.Store, late:
     looking.heart.close()
     name = f"rank {late} (host {'ab'[late]})"
     (said,) = looking.said
-    assert re.fullmatch(rf"no heartbeat for [\d.]+ s of {re.escape(name)}: stopped, swapped out, .*", said)
+    assert re.fullmatch(rf"no heartbeat from {re.escape(name)} for [\d.]+ s: stopped, swapped out, .*", said)
     (silence,) = looking.silences
     assert silence[:3] == (7, LANE, name)
     assert silence.end_ns - silence.start_ns > 0.3e9
     assert [reading.value for reading in looking.heart.read(0)] == [1]
+
+
+def test_a_rank_that_beats_again_is_named(store: dist.Store) -> None:
+    looking = Rank(store, 0)
+    stopped = dist.PrefixStore("hierdist/heartbeat/1/", store)
+    stopped.set("host/1", "b")
+    stopped.add("beats/1", 1)
+    until(lambda: looking.heart.timeouts)
+    until(lambda: stopped.add("beats/1", 1) and len(looking.said) > 1)
+    looking.heart.close()
+    assert re.fullmatch(r"heartbeats again from rank 1 \(host b\), after [\d.]+ s", looking.said[1])
 
 
 def test_a_second_fit_does_not_see_the_first_ones_beats(store: dist.Store) -> None:

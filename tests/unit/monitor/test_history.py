@@ -138,8 +138,8 @@ def test_an_empty_run_has_a_summary() -> None:
 def test_records_of_every_version_read(version: int) -> None:
     summary = read_summary(RECORDS / f"version{version}.json")
     assert summary.run_id == f"old-{version}"
-    assert summary.metrics["step"].median == {0: 0.05, 1: 0.02}[version]
-    assert summary.config_hash == {0: "abc", 1: "def"}[version]
+    assert summary.metrics["step"].median == {0: 0.05, 1: 0.02, 2: 0.02}[version]
+    assert summary.config_hash == {0: "abc", 1: "def", 2: "def"}[version]
     assert summary.metrics["step"].unit == "s"
     assert summary.moment.year == 2026
     assert from_json(to_json(summary)) == summary

@@ -25,11 +25,11 @@ def steps(mean: float, seed: object) -> list[float]:
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """Ten days, slower since the sixth, and a run of another configuration."""
+    """Twelve days, slower since the seventh, and a run of another configuration."""
     folder = tmp_path / "history"
-    for day in range(10):
-        started = (TODAY - timedelta(days=9 - day)).isoformat()
-        run = made_run(steps(1.0 if day < 5 else 1.5, day), run_id=f"run{day}", started=started)
+    for day in range(12):
+        started = (TODAY - timedelta(days=11 - day)).isoformat()
+        run = made_run(steps(1.0 if day < 6 else 1.5, day), run_id=f"run{day}", started=started)
         write_summary(folder, summarise(run))
     started = (TODAY - timedelta(days=20)).isoformat()
     write_summary(folder, summarise(made_run([1.0], run_id="other", started=started, config_hash="d")))
@@ -40,7 +40,7 @@ def test_history_tells_what_slipped_since_when(history: Path, capsys: pytest.Cap
     assert main(["history", "--history", str(history)]) == 0
     said = capsys.readouterr().out
     assert "step slipped by" in said
-    assert f"since {(TODAY - timedelta(days=4)).isoformat()} (run run5" in said
+    assert f"since {(TODAY - timedelta(days=5)).isoformat()} (run run6" in said
     assert "1 runs of other configurations" in said
     assert "samples_per_s slipped by" in said
 
@@ -48,9 +48,9 @@ def test_history_tells_what_slipped_since_when(history: Path, capsys: pytest.Cap
 def test_history_as_json_of_one_metric(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", "--history", str(history), "--metric", "step", "--json", "--all"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert [run["run_id"] for run in said["runs"]] == ["other", *(f"run{day}" for day in range(10))]
+    assert [run["run_id"] for run in said["runs"]] == ["other", *(f"run{day}" for day in range(12))]
     (drift,) = said["drifts"]
-    assert (drift["metric"], drift["run_id"], drift["is_worse"]) == ("step", "run5", True)
+    assert (drift["metric"], drift["run_id"], drift["is_worse"]) == ("step", "run6", True)
     assert drift["change"] == pytest.approx(0.5, abs=0.1)
 
 
@@ -58,7 +58,8 @@ def test_history_as_json_of_one_metric(history: Path, capsys: pytest.CaptureFixt
     ("arguments", "says"),
     [
         (["--metric", "stop"], "Did you mean step"),
-        (["--config", "x"], "there are: c, d"),
+        (["--config", "x"], "no run has it; there are: c, d"),
+        (["--config", ""], "'': no run has it; there are: c, d"),
         (["--days", "0"], "--days must be positive"),
         (["--days", "nan"], "--days must be positive"),
         (["--days", "inf"], "below 100,000"),
@@ -71,6 +72,22 @@ def test_history_says_what_it_cannot_do(
 ) -> None:
     assert main(["history", "--history", str(history), *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_configuration_is_named_by_the_beginning_of_its_hash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(("abc1", "abc2", "abc2", "abc")):
+        write_summary(tmp_path, summarise(made_run([1.0], run_id=f"run{number}", config_hash=name)))
+
+    def listed(config: str) -> list[str]:
+        assert main(["history", "--history", str(tmp_path), "--json", "--config", config]) == 0
+        return [run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]]
+
+    assert listed("abc2") == ["run1", "run2"]
+    assert listed("abc") == ["run3"]
+    assert main(["history", "--history", str(tmp_path), "--config", "ab"]) == 2
+    assert "--config ab: several configurations begin with it; there are: abc, abc1, abc2" in capsys.readouterr().err
 
 
 def test_few_runs_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def test_a_distributed_sampler_shares_the_data_set() -> None:
         "held_bytes": 800,
         "workers": 0,
         "batch_size": 5,
+        "pin_memory": False,
     }
 
 

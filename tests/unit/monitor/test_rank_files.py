@@ -113,6 +113,23 @@ def test_what_is_not_known_is_skipped_and_what_is_broken_is_said(tmp_path: Path)
     assert any("00001.jsonl does not say whose it is" in problem for problem in run.problems)
 
 
+@pytest.mark.parametrize("given", ["1", "null", '"0"'])
+def test_a_file_that_is_another_ranks_than_its_name_says_is_left_out(tmp_path: Path, given: str) -> None:
+    write_facts(tmp_path, FACTS)
+    write_rank(tmp_path, 0)
+    path = rank_path(tmp_path, "samples", 0)
+    sample = '{"kind": "sample", "metric": "memory", "step": 1, "wall_ns": 1, "value": 1.0}'
+    path.write_text(header_line(header()).replace('"rank":0,', f'"rank":{given},') + f"\n{sample}\n", encoding="utf-8")
+    run = read_run(tmp_path)
+    assert run.ranks[0].header == header(0)
+    assert len(run.ranks[0].steps) == 3
+    assert run.ranks[0].samples == ()
+    assert f"{path} is of rank {json.loads(given)}, as it says inside, and was left out" in run.problems[0]
+    rank_path(tmp_path, "steps", 0).rename(rank_path(tmp_path, "steps", 1))
+    with pytest.raises(RecordError, match=r"no steps or samples of any rank; .*steps-00001.jsonl is of rank 0"):
+        read_run(tmp_path)
+
+
 def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     write_facts(tmp_path, FACTS)
     writer = RankWriter(tmp_path, "samples", header())

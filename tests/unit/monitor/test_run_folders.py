@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,56 @@ def test_two_runs_are_refused(tmp_path: Path) -> None:
         locate(tmp_path / "a", tmp_path / "b")
 
 
+def foreign(folder: Path, content: bytes = b'{"name": "sweep-7"}') -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("content", [b'{"name": "sweep-7"}', b"\xff\xfe", b"", b" " * 10_000])
+def test_a_file_of_that_name_that_another_tool_wrote_is_no_run(tmp_path: Path, content: bytes) -> None:
+    ours = run(tmp_path / "out" / "monitor", age_s=100)
+    foreign(tmp_path / "out" / "sweep", content)  # newer
+    foreign(tmp_path / "out", content)
+    assert locate(tmp_path) == locate(tmp_path / "out") == Located((ours,))
+    with pytest.raises(RecordError, match=r"there is no run.json of a run in or below it"):
+        locate(tmp_path / "out" / "sweep")
+    with pytest.raises(RecordError, match=r"there is no run.json of a run"):
+        locate(tmp_path / "out" / "sweep" / "run.json")
+
+
+def test_parts_of_a_run_may_have_foreign_files(tmp_path: Path) -> None:
+    with_facts = run(tmp_path / "a")
+    other = foreign(tmp_path / "b")
+    (other / "steps-00001.jsonl").write_text("")
+    assert locate(other, with_facts) == Located((with_facts, other))
+
+
+def test_what_cannot_be_looked_into_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = run(tmp_path / "out" / "monitor")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    located = locate(tmp_path)
+    assert located.folders == (ours,)
+    assert located.problems == (f"not looked into: [Errno 13] Permission denied: '{tmp_path / 'closed'}'",)
+    with pytest.raises(RecordError, match=r"there is no run.json of a run .*; not looked into: .*closed"):
+        locate(tmp_path / "closed")
+
+
+def test_a_path_that_cannot_be_asked_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"cannot be read: .*File name too long"):
+        locate(tmp_path / ("x" * 1000))
+    with pytest.raises(RecordError, match="cannot be read: embedded null"):
+        locate(Path("no\0name"))
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(RecordError, match="no run was named"):
@@ -58,5 +109,5 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         locate(tmp_path / "nowhere")
     with pytest.raises(RecordError, match=r"notes.txt is a file; name the folder of a run, or its run.json"):
         locate(tmp_path / "notes.txt")
-    with pytest.raises(RecordError, match=r"there is no run.json in or below it; StepTimeline\(\)"):
+    with pytest.raises(RecordError, match=r"there is no run.json of a run in or below it; StepTimeline\(\)"):
         locate(tmp_path)

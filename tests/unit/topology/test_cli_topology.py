@@ -105,14 +105,15 @@ def test_this_machine_without_a_launcher(capsys: pytest.CaptureFixture[str]) -> 
         (["--cluster", "2y"], "cannot be read"),
         (["--cluster", "2x2", "--probe"], "leave it out with --cluster"),
         (["--cluster", "2x2", "--parameters", "many"], "write e.g. 25000000, 25M or 7B"),
-        (["--cluster", "2x2", "--gradient-mb", "0"], "positive size"),
+        (["--cluster", "2x2", "--gradient-mb", "0"], "--gradient-mb must be a positive number"),
+        (["--cluster", "2x2", "--parameters", "0"], "positive size"),
         (["--cluster", "2x2", "--switch", "a"], "--switch rack1=a,b"),
         (["--cluster", "2x2", "--switch", "a=x"], "hosts are: host0, host1"),
         (["--cluster", "2x2", "--tiers", "three_tier"], "needs topology.switches"),
         (["--cluster", "2x2", "--axes", "dp=4"], "axis='dp' is unknown"),
         (["--cluster", "2x2", "--axes", "tp=x"], "write e.g. --axes"),
         (["--cluster", "2x2", "--axes", "tp=4"], "tp must stay inside a host"),
-        (["--cluster", "2x2", "--timeout-s", "0"], "must be positive"),
+        (["--cluster", "2x2", "--timeout-s", "0"], "--timeout-s must be a positive number"),
     ],
 )
 def test_mistakes_end_in_a_reason(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

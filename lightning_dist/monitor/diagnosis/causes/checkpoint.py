@@ -32,24 +32,35 @@ def claim(evidence: Evidence) -> Claim | None:
         cost_s=np.where(cost_s > STALL_S, cost_s, 0.0),
         what="training stands still for checkpoints",
         evidence=tuple(lines),
-        advice=_advice(evidence, each_s),
+        advice=_advice(evidence, each_s, every_s=evidence.window.total_s / stalls.size),
         directness=0.95,
         is_rare=True,
     )
 
 
-def _advice(evidence: Evidence, each_s: float) -> tuple[str, ...]:
-    interval_s = daly_interval_s(each_s, DAY_S)
-    rarer = (
-        f"Save less often: with a failure a day, every {seconds(interval_s)} loses the least time (Daly's law; "
-        "ModelCheckpoint(train_time_interval=...), every_n_train_steps)."
-    )
+def _advice(evidence: Evidence, each_s: float, *, every_s: float) -> tuple[str, ...]:
+    return (*_shorter(evidence), *_rarer(each_s, every_s))
+
+
+def _shorter(evidence: Evidence) -> tuple[str, ...]:
+    """Of a checkpoint that is copied at once and written in the background, the copy is left."""
+    if evidence.option("checkpoint.mode") != "async_sharded":
+        return (
+            "Write while training goes on: checkpoint=async_sharded, or AsyncShardedCheckpoint in callbacks, also "
+            "under Lightning's ddp.",
+        )
     if evidence.option("checkpoint.snapshot") == "overlapped":
-        return (rarer,)
-    if evidence.option("checkpoint.mode") == "async_sharded":
-        return ("Copy during the next step: checkpoint.snapshot=overlapped.", rarer)
+        return ()
+    given = '{"mode": "async_sharded", "snapshot": "overlapped"}'
+    how = "checkpoint.snapshot=overlapped" if evidence.is_ours else f"AsyncShardedCheckpoint(checkpoint={given})"
+    return (f"Copy during the next step: {how}.",)
+
+
+def _rarer(each_s: float, every_s: float) -> tuple[str, ...]:
+    interval_s = daly_interval_s(each_s, DAY_S)
+    if every_s >= interval_s:
+        return ("They are as rare as loses the least time with a failure a day (Daly's law): make each shorter.",)
     return (
-        "Write while training goes on: checkpoint=async_sharded, or AsyncShardedCheckpoint in callbacks, also under "
-        "Lightning's ddp.",
-        rarer,
+        f"Save less often: with a failure a day, every {seconds(interval_s)} loses the least time (Daly's law; "
+        "ModelCheckpoint(train_time_interval=...), every_n_train_steps).",
     )

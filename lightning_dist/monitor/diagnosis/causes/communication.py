@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lightning_dist.monitor.diagnosis import already
 from lightning_dist.monitor.diagnosis.causes import exposed, lossy_link
 from lightning_dist.monitor.diagnosis.changes import Shift, shift_of
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence, Traffic
-from lightning_dist.monitor.diagnosis.wording import rate, seconds, size
+from lightning_dist.monitor.diagnosis.wording import figures, rate, seconds, size
 from lightning_dist.monitor.record import Phase
 from lightning_dist.monitor.verdict import Reason
 
@@ -22,6 +23,8 @@ OF_NOMINAL = 0.25  # of a link's nominal rate: TCP alone costs 5 %, one stream a
 # Share of the step from which on small messages count: backward has work with each of them, too.
 SMALL_COUNTS_FROM = 0.08
 SLOWER = 1.5  # times as long as before: a link has degraded
+BUCKET_BYTES = 8 * 1024 * 1024  # with these the latency of a bucket is nothing, and the first one starts early
+LARGE_BUCKET_MB, SMALL_BUCKET_MB = 25, 8  # likewise of DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def _placement(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
         ),
         (
             "Number ranks host by host: in SLURM --distribution=block, else NODE_RANK and LOCAL_RANK in that order.",
-            'Or use communication to which the order is nothing: Trainer(strategy="hierdist"), sync=hierarchical.',
+            f"Or use communication to which the order is nothing: {exposed.hierarchical(evidence)}.",
         ),
         0.9,
     )
@@ -88,7 +91,7 @@ def _small_buckets(evidence: Evidence, traffic: Traffic | None) -> _Behind | Non
             f"{seconds(traffic.total_s / traffic.operations)}.",
         ),
         (
-            "Larger buckets: sync.bucket_bytes=8388608 (8 MiB), or DDPStrategy(bucket_cap_mb=25).",
+            _larger_buckets(evidence),
             f"If the model is that small: fewer synchronisations, {evidence.more_accumulation}.",
         ),
         0.85,
@@ -108,8 +111,8 @@ def _no_overlap(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
         "nothing is sent while backward computes",
         (f"Compute of {seconds(hideable_s)} could hide it, and hides {seconds(traffic.overlapped_s)}.",),
         (
-            "Let gradients travel during backward, in buckets: DDPStrategy(bucket_cap_mb=8), sync.bucket_bytes=8388608 "
-            'under "hierdist"; no all-reduce by hand after backward.',
+            f"Let gradients travel during backward, in buckets: {_smaller_buckets(evidence)}; no all-reduce by hand "
+            "after backward.",
             "If one bucket holds the whole model, as a small model does, a smaller bucket starts earlier.",
         ),
         0.85,
@@ -138,7 +141,7 @@ def _slow_link(evidence: Evidence, traffic: Traffic | None) -> _Behind | None:
         (
             "Measure each link: hierdist topology --probe on all ranks; look for a host whose link is slower, a port "
             "that fell back to a lower speed, other traffic.",
-            "Name the right interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME.",
+            _interface(evidence),
             *exposed.fewer_bytes(evidence),
         ),
         0.9 if len(lines) > 1 or shift is not None else 0.8,
@@ -153,10 +156,7 @@ def _volume(evidence: Evidence, traffic: Traffic | None) -> _Behind:
             Reason.VOLUME,
             "more bytes than ranks of a host exchange in the time of a step",
             (),
-            (
-                f"Synchronise less often: {evidence.more_accumulation}.",
-                "Ranks that share cores hold each other up: fewer ranks, or OMP_NUM_THREADS so low that all fit.",
-            ),
+            (f"Synchronise less often: {evidence.more_accumulation}.", *_fewer_threads(evidence)),
             0.75,
         )
     carried = evidence.link_rate
@@ -180,6 +180,40 @@ _LOOKS: tuple[Callable[[Evidence, Traffic | None], _Behind | None], ...] = (
     _slow_link,
     _volume,
 )
+
+
+def _larger_buckets(evidence: Evidence) -> str:
+    now = evidence.option("sync.bucket_bytes" if evidence.is_ours else "ddp.bucket_cap_mb")
+    enough = BUCKET_BYTES if evidence.is_ours else LARGE_BUCKET_MB
+    if isinstance(now, int | float) and now >= enough:
+        return "Buckets are large: look for the script's own, as self.log(..., sync_dist=True) in each step."
+    how = f"sync.bucket_bytes={BUCKET_BYTES}" if evidence.is_ours else f"DDPStrategy(bucket_cap_mb={LARGE_BUCKET_MB})"
+    return f"Larger buckets: {how}."
+
+
+def _smaller_buckets(evidence: Evidence) -> str:
+    """A quarter of now, if they are as small as is told to others."""
+    if evidence.is_ours:
+        now = evidence.whole_option("sync.bucket_bytes")
+        return f"sync.bucket_bytes={BUCKET_BYTES if now is None or now > BUCKET_BYTES else now // 4}"
+    cap = evidence.option("ddp.bucket_cap_mb")
+    is_small = isinstance(cap, int | float) and 0 < cap <= SMALL_BUCKET_MB
+    return f"DDPStrategy(bucket_cap_mb={figures(cap / 4) if is_small else SMALL_BUCKET_MB})"
+
+
+def _interface(evidence: Evidence) -> str:
+    named = sorted({str(name) for name in evidence.facts("interface")})
+    if named:
+        return (
+            f"See whether {', '.join(named)} is the fastest interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME name it."
+        )
+    return "Name the right interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
+
+
+def _fewer_threads(evidence: Evidence) -> tuple[str, ...]:
+    if evidence.on_gpus or already.has_enough_cores(evidence):
+        return ()
+    return ("Ranks that share cores hold each other up: fewer ranks, or OMP_NUM_THREADS so low that all fit.",)
 
 
 def _is_flat(evidence: Evidence) -> bool:

@@ -21,8 +21,7 @@ def claim(evidence: Evidence) -> Claim:
     used = utilisation_of(evidence)
     if used is not None:
         lines.insert(0, used.sentence)
-    half = "" if "16" in str(evidence.option("trainer.precision")) else "precision=bf16-mixed, "
-    advice = [f"Faster compute is what is left: {half}torch.compile of the blocks, larger batches, more ranks."]
+    advice = [f"Faster compute is what is left: {_faster(evidence)}larger batches, more ranks."]
     validation = evidence.window.share(parts[Phase.VALIDATION])
     if validation >= VALIDATION:
         lines.append(f"Validation is {percent(validation)} of the time.")
@@ -34,3 +33,8 @@ def claim(evidence: Evidence) -> Claim:
         advice=tuple(advice),
         directness=0.95,
     )
+
+
+def _faster(evidence: Evidence) -> str:
+    half = "" if "16" in str(evidence.option("trainer.precision")) else "precision=bf16-mixed, "
+    return half + ("" if evidence.option("model.is_compiled") is True else "torch.compile of the blocks, ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_dist.monitor.diagnosis import already
 from lightning_dist.monitor.diagnosis.causes import data_wait, io_amplification
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
@@ -25,17 +26,32 @@ def claim(evidence: Evidence) -> Claim | None:
 
 def _advice(evidence: Evidence) -> tuple[str, ...]:
     if data_wait.move_dominates(evidence):
+        if already.pins_memory(evidence):
+            return ("Batches are pinned already: move fewer bytes, e.g. uint8 that the device converts.",)
         return (
             "Batches move while the device computes with data.pin_memory=true, or pin_memory=True in a DataLoader.",
         )
-    workers = evidence.option("data.workers")
-    if workers is None:
-        workers = next(iter(evidence.facts("workers")), None)
+    workers = already.workers(evidence)
     now = "" if workers is None else f" (now {workers})"
-    more = 2 * workers if isinstance(workers, int) and workers >= MANY_WORKERS else MANY_WORKERS
+    more = 2 * workers if workers is not None and workers >= MANY_WORKERS else MANY_WORKERS
     return (
         f"Read ahead with more workers: data.workers={more}{now}, or num_workers={more} in a DataLoader.",
+        *_of_storage(evidence),
+        *_of_decoding(evidence),
+    )
+
+
+def _of_storage(evidence: Evidence) -> tuple[str, ...]:
+    if already.reads_shards(evidence):
+        return ("If storage is the limit: fetch further ahead (data.fetch_threads, data.fetch_ahead).",)
+    return (
         "If storage is the limit: data=sharded (ShardedDataModule) fetches ahead into a cache of the host "
         "(data.fetch_threads, data.fetch_ahead, data.cache_dir).",
-        "If decoding is: data.readers=processes, or decode once and store the result (hierdist data write for text).",
     )
+
+
+def _of_decoding(evidence: Evidence) -> tuple[str, ...]:
+    once = "decode once and store the result (hierdist data write for text)."
+    if evidence.option("data.readers") == "processes":
+        return (f"If decoding is: {once}",)
+    return (f"If decoding is: data.readers=processes, or {once}",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_dist.monitor.diagnosis import already
 from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.diagnosis.wording import percent, seconds, size
 from lightning_dist.monitor.record import Phase
@@ -27,14 +28,17 @@ def sentences(evidence: Evidence) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def hierarchical(evidence: Evidence) -> str:
+    """How to get communication that knows the hosts."""
+    return "sync=hierarchical" if evidence.is_ours else 'Trainer(strategy="hierdist")'
+
+
 def fewer_bytes(evidence: Evidence) -> tuple[str, ...]:
     """What sends less over a slow link, and is not done yet."""
     lines = []
-    if not evidence.is_ours:
-        lines.append('Send each byte between hosts once: Trainer(strategy="hierdist").')
-    elif evidence.option("sync.algorithm") == "flat":
-        lines.append("Send each byte between hosts once: sync=hierarchical.")
-    if evidence.option("sync.wire_dtype") != "bf16":
+    if not evidence.is_ours or evidence.option("sync.algorithm") == "flat":
+        lines.append(f"Send each byte between hosts once: {hierarchical(evidence)}.")
+    if not already.sends_half(evidence):
         lines.append("Halve what crosses between hosts: sync=bf16.")
     lines.append(f"Synchronise less often: {evidence.more_accumulation}.")
     return tuple(lines)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from lightning_dist.monitor.diagnosis import already
 from lightning_dist.monitor.diagnosis.claim import Claim
-from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence
+from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.diagnosis.wording import percent, seconds
 from lightning_dist.monitor.record import Phase
 
@@ -14,16 +17,7 @@ _NAMES = {
     Phase.LOGGING: "logging",
     Phase.OTHER: "callbacks and loops",
 }
-_ADVICE = {
-    Phase.LOGGING: (
-        "Log less often: Trainer(log_every_n_steps=50), and no self.log(..., sync_dist=True) in each step.",
-    ),
-    Phase.OTHER: (
-        "Look at callbacks and hooks that run in each batch, the progress bar's refresh_rate, and .item() or print in "
-        "training_step.",
-        "Larger batches give the host less to do for each sample.",
-    ),
-}
+_USUAL_LOGGING = 50  # steps: Lightning's own
 
 
 def claim(evidence: Evidence) -> Claim | None:
@@ -44,14 +38,37 @@ def claim(evidence: Evidence) -> Claim | None:
             f"{_NAMES[phase].capitalize()}: {seconds(costs[phase])} a step ({percent(costs[phase] / step_s)})."
             for phase in known
         ),
-        advice=_of_optimizer(evidence) if most is Phase.OPTIMIZER else _ADVICE[most],
+        advice=_ADVICE[most](evidence),
         directness=0.9 if most is not Phase.OTHER else 0.8,
     )
 
 
 def _of_optimizer(evidence: Evidence) -> tuple[str, ...]:
-    lines = ["One pass over memory instead of many: a fused optimizer, e.g. AdamW(fused=True)."]
-    if evidence.world_size > 1 and evidence.option("parallel.mode") not in SHARDED_MODES:
+    lines = []
+    if evidence.option("optimizer.fused") is not True:
+        lines.append("One pass over memory instead of many: a fused optimizer, e.g. AdamW(fused=True).")
+    if evidence.world_size > 1 and not already.shards_optimizer(evidence):
         lines.append("Let each rank step its share only: parallel=zero1.")
     lines.append(f"Step less often: {evidence.more_accumulation}.")
     return tuple(lines)
+
+
+def _of_logging(evidence: Evidence) -> tuple[str, ...]:
+    now = evidence.whole_option("trainer.log_every_n_steps")
+    rarer = _USUAL_LOGGING if now is None or now < _USUAL_LOGGING else 4 * now
+    return (f"Log less often: Trainer(log_every_n_steps={rarer}), and no self.log(..., sync_dist=True) in each step.",)
+
+
+def _of_loops(evidence: Evidence) -> tuple[str, ...]:
+    bar = "" if evidence.option("trainer.enable_progress_bar") is False else "the progress bar's refresh_rate, "
+    return (
+        f"Look at callbacks and hooks that run in each batch, {bar}and .item() or print in training_step.",
+        "Larger batches give the host less to do for each sample.",
+    )
+
+
+_ADVICE: Mapping[Phase, Callable[[Evidence], tuple[str, ...]]] = {
+    Phase.OPTIMIZER: _of_optimizer,
+    Phase.LOGGING: _of_logging,
+    Phase.OTHER: _of_loops,
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_dist.monitor.diagnosis import already
 from lightning_dist.monitor.diagnosis.causes import data_wait
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
@@ -20,11 +21,7 @@ def claim(evidence: Evidence) -> Claim | None:
         cost_s=data_wait.wait_s(evidence),
         what="ranks wait for batches, and each reads data that others read too",
         evidence=(*facts, *_read_facts(evidence), *data_wait.sentences(evidence)),
-        advice=(
-            "Let each host read its part once: data=sharded, or ShardedDataModule, also under Lightning's ddp.",
-            "With a loader of your own: a DistributedSampler (Trainer(use_distributed_sampler=True)), or an "
-            "IterableDataset that skips other ranks' files before it opens them.",
-        ),
+        advice=_advice(evidence),
         directness=min(data_wait.directness(evidence), 0.95 if facts else 0.8),
     )
 
@@ -59,3 +56,23 @@ def _read_facts(evidence: Evidence) -> tuple[str, ...]:
         f"Ranks read {factor:.1f} times the bytes of their batches; if each of {readers} reads all, it is "
         f"{readers} times.",
     )
+
+
+def _advice(evidence: Evidence) -> tuple[str, ...]:
+    if already.reads_shards(evidence):
+        return (
+            "What is read twice does not fit into the host's cache: a larger data.cache_limit, or a cache that the "
+            "host's ranks share, on a local disk (data.cache_dir).",
+        )
+    skips = "an IterableDataset that skips other ranks' files before it opens them"
+    deals = "" if _deals(evidence) else "a DistributedSampler (Trainer(use_distributed_sampler=True)), or "
+    return (
+        "Let each host read its part once: data=sharded, or ShardedDataModule, also under Lightning's ddp.",
+        f"With a loader of your own: {deals}{skips}.",
+    )
+
+
+def _deals(evidence: Evidence) -> bool:
+    """Whether Lightning would deal samples, if the loader had a sampler of the usual kind."""
+    has_one = "DistributedSampler" in evidence.facts("sampler")
+    return has_one or evidence.option("trainer.use_distributed_sampler") is True

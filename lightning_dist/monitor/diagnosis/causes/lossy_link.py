@@ -23,7 +23,7 @@ def claim(evidence: Evidence) -> Claim | None:
         advice=(
             f"Look at the link of {host}: cable, optics, errors of the port (ethtool -S, ip -s link), a switch "
             "whose queue is full.",
-            "If queues overflow: flow control or ECN on the switch, fewer streams at a time (sync.max_in_flight=2).",
+            f"If queues overflow: flow control or ECN on the switch{_fewer_streams(evidence)}.",
             *exposed.fewer_bytes(evidence),
         ),
         directness=0.9,
@@ -35,3 +35,8 @@ def is_lossy(evidence: Evidence) -> bool:
     """Whether so many segments are sent again that it costs time."""
     worst = evidence.resent
     return worst is not None and worst.share >= RESENT and worst.per_s >= RESENT_PER_S
+
+
+def _fewer_streams(evidence: Evidence) -> str:
+    now = evidence.whole_option("sync.max_in_flight")
+    return f", fewer streams at a time (sync.max_in_flight={now // 2})" if now is not None and now > 1 else ""

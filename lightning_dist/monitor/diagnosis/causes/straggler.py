@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from lightning_dist.monitor.diagnosis import already
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
 from lightning_dist.monitor.diagnosis.stragglers import Stragglers
@@ -15,7 +16,7 @@ STALL = 5.0  # times the median step: a step in which a rank stood still
 
 _ADVICE = {
     Phase.DATA_WAIT: "Look at its storage and reader processes: data.cache_dir on a local disk, data.workers.",
-    Phase.HOST_TO_DEVICE: "Look at its PCIe link, and at data.pin_memory=true.",
+    Phase.HOST_TO_DEVICE: "Look at its PCIe link.",
     Phase.OPTIMIZER: "Look at the memory of its host: an optimizer's step is bound by memory.",
     Phase.OTHER: "Look at callbacks and hooks that run on it alone, and at other processes of its host.",
 }
@@ -59,7 +60,7 @@ def _stood_still(evidence: Evidence) -> Claim | None:
         what=f"the others wait for rank {rank}, which stands still now and then",
         evidence=(
             f"{int(stalls.sum())} steps take more than {STALL:.0f} times the median step.",
-            f"Heartbeats were late {timeouts} times.",
+            _late(timeouts),
         ),
         advice=("Look at what stops the process: memory that is swapped, a frozen file system, a paused machine.",),
         directness=0.8,
@@ -67,6 +68,10 @@ def _stood_still(evidence: Evidence) -> Claim | None:
         ranks=(rank,),
         since_step=window.steps[int(stalls.argmax())],
     )
+
+
+def _late(timeouts: int) -> str:
+    return "A heartbeat was late once." if timeouts == 1 else f"Heartbeats were late {timeouts} times."
 
 
 def _in_phase(phase: Phase | None) -> str:
@@ -92,12 +97,15 @@ def _sentences(evidence: Evidence, found: Stragglers) -> tuple[str, ...]:
         lines.append(f"They are all the ranks of host {whole[0]}.")
     timeouts = sum(evidence.heartbeat_timeouts.values())
     if timeouts:
-        lines.append(f"Heartbeats were late {timeouts} times.")
+        lines.append(_late(timeouts))
     return tuple(lines)
 
 
 def _advice(evidence: Evidence, found: Stragglers) -> tuple[str, ...]:
     advice = _SLOW_COMPUTE if found.phase is None else _ADVICE.get(found.phase, _SLOW_COMPUTE)
+    if found.phase is Phase.HOST_TO_DEVICE and not already.pins_memory(evidence):
+        return (advice, "Pin its batches: data.pin_memory=true, or pin_memory=True in a DataLoader.")
     if Phase.PIPELINE_IDLE in evidence.window.phases and evidence.option("parallel.mode") == "pipeline":
-        return ("Cut the stages by measured cost: parallel.pipeline.balance=time, or parallel.pipeline.split.", advice)
+        by = "" if evidence.option("parallel.pipeline.balance") == "time" else "parallel.pipeline.balance=time, or "
+        return (f"Cut the stages by measured cost: {by}parallel.pipeline.split.", advice)
     return (advice,)

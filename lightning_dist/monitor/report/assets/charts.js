@@ -15,7 +15,7 @@ function plot(box, caption, { height = 128, horizontal, range, most, form, label
     const { top, each } = ticks(Math.max(most(), limit ?? 0), 3);
     const y = (value) => HEAD + (1 - Math.min(value, top) / top) * (height - HEAD - FOOT);
     const svg = drawn("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "img", "aria-label": label });
-    for (let value = 0; value <= top * 1.0001; value += each) {
+    for (const value of marks(0, top * 1.0001, each)) {
       svg.append(drawn("line", { class: "grid", x1: SIDE, x2: width, y1: y(value), y2: y(value) }));
       svg.append(drawn("text", { x: SIDE - 6, y: y(value) + 4, "text-anchor": "end" }, short(said(value, form))));
     }
@@ -31,7 +31,7 @@ function plot(box, caption, { height = 128, horizontal, range, most, form, label
 
   function across(svg) {
     const { each } = ticks(high - low, Math.max(2, Math.floor(width / 130)));
-    for (let value = Math.ceil(low / each) * each; value <= high; value += each) {
+    for (const value of marks(low, high, each)) {
       const near = x(value) > width - 24;
       const text = axisName() === "time" ? short(seconds(value)) : String(Math.round(value));
       svg.append(drawn("text", { x: x(value), y: height - 3, "text-anchor": near ? "end" : "middle" }, text));

@@ -49,9 +49,18 @@ function said(value, form) {
 // For axes, where values are round: without zeros at the end.
 const short = (text) => text.replace(/\.0+(?=\s|$)/, "").replace(/(\.\d*[1-9])0+(?=\s|$)/, "$1");
 
+const SMALLEST = 1e-300, MOST_MARKS = 100;
+
+// Round values from one to another, each once. They are counted, not added up: beyond 2 ** 53 adding 1 changes nothing.
+function marks(from, to, each) {
+  const first = Math.ceil(from / each), count = Math.min(Math.floor(to / each) - first + 1, MOST_MARKS);
+  const found = Array.from({ length: Math.max(0, count) }, (_, index) => (first + index) * each);
+  return found.filter((value, index) => index === 0 || value > found[index - 1]);
+}
+
 // A value at or above `most`, and steps up to it, that are easy to read: 1, 2 or 5 times a power of ten.
 function ticks(most, count) {
-  if (!(most > 0)) return { top: 1, each: 1 };
+  if (!(most > SMALLEST)) return { top: 1, each: 1 };
   const rough = most / count, power = 10 ** Math.floor(Math.log10(rough));
   const each = [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999);
   return { top: Math.ceil(most / each - 1e-9) * each, each };

@@ -8,7 +8,7 @@ function timeline() {
   const which = document.getElementById("which"), lanes = document.getElementById("lanes");
   const output = document.getElementById("said"), kind = document.getElementById("kind");
   const context = canvas.getContext("2d");
-  const marks = new Map(data.ranks.map(([rank, , mark]) => [rank, mark]));
+  const marked = new Map(data.ranks.map(([rank, , mark]) => [rank, mark]));
   const hosts = new Map(data.ranks.map(([rank, host]) => [rank, host]));
   let at = data.first, from = 0, to = 1, rows = [], chosen = null;
 
@@ -73,7 +73,7 @@ function timeline() {
 
   function axis(colour, height) {
     const { each } = ticks(to - from, Math.max(2, Math.floor(span() / 110)));
-    for (let time = Math.ceil(from / each) * each; time <= to; time += each) {
+    for (const time of marks(from, to, each)) {
       const place = Math.round(x(time)) + 0.5;
       context.strokeStyle = colour("rule");
       context.beginPath();
@@ -87,7 +87,7 @@ function timeline() {
   }
 
   function label(row, colour) {
-    const middle = row.y + row.height / 2, narrow = gutter() < 100, mark = marks.get(row.rank);
+    const middle = row.y + row.height / 2, narrow = gutter() < 100, mark = marked.get(row.rank);
     const lane = narrow ? row.lane.split(/[,.] ?/).pop() : row.lane;
     const text = row.main ? (narrow ? `${row.rank}` : `${row.rank}  ${hosts.get(row.rank) ?? ""}`) : lane;
     context.fillStyle = mark && row.main ? colour("mark") : colour(row.main ? "ink" : "soft");

@@ -298,6 +298,116 @@ def test_what_is_done_already_is_no_advice(
     assert advice not in " ".join(having.advice)
 
 
+_SLOW_LOADER = Model(times_s={Phase.DATA_WAIT: 0.03})
+_SLOW_MOVE = Model(times_s={Phase.HOST_TO_DEVICE: 0.02})
+_EACH_READS = Model(times_s={Phase.DATA_WAIT: 0.03}, read_factor=4.2)
+_SMALL = Model(communication_s=0.04, operations=200, size_bytes=2 * MB)
+_UNHIDDEN = Model(communication_s=0.02, hidden_s=0.0)
+_FULL = Model(communication_s=0.06)
+_RARE = Model(times_s={Phase.FORWARD: 300.0}, checkpoint_every=60, checkpoint_s=4000.0)
+_OURS = {"strategy": "hierdist ddp"}
+_SAVES = {"options": {"checkpoint.mode": "async_sharded"}}
+_OF_OURS = {"options": {"sync.algorithm": "hierarchical"}, **_OURS}
+_BALANCED = {"options": {**PIPELINE, "parallel.pipeline.balance": "time"}}
+
+# A run, what it has besides, and what it then is not told any more, and is told instead.
+DONE: dict[str, tuple[Model, dict[str, Any], tuple[str, str]]] = {
+    "ddp's buckets": (_SMALL, {"options": {"ddp.bucket_cap_mb": 25}}, ("bucket_cap_mb=25", "sync_dist")),
+    "our buckets": (_SMALL, {**_OURS, "options": {"sync.bucket_bytes": 2**23}}, ("Larger", "sync_dist")),
+    "ddp's small ones": (_UNHIDDEN, {"options": {"ddp.bucket_cap_mb": 8}}, ("bucket_cap_mb=8)", "bucket_cap_mb=2)")),
+    "our small ones": (
+        _UNHIDDEN,
+        {**_OURS, "options": {"sync.bucket_bytes": 2**23}},
+        ("bucket_cap_mb", "sync.bucket_bytes=2097152"),
+    ),
+    "a named interface": (
+        Model(slower_from=50, slower=8.0),
+        {"facts": {"interface": "eth7"}},
+        ("Name the right", "whether eth7 is"),
+    ),
+    "a hook of 16 bits": (_FULL, {"options": {"ddp.comm_hook": "<function bf16_compress_hook>"}}, ("=bf16", "hierd")),
+    "a model of 16 bits": (_FULL, {"options": {"trainer.precision": "bf16-true"}}, ("sync=bf16", "hierdist")),
+    "our strategy": (_FULL, _OF_OURS, ('Trainer(strategy="hierdist")', "sync=bf16")),
+    "cores for all threads": (
+        Model(hosts="aaaa", communication_s=0.06),
+        {"facts": {"threads": 2, "cpu_cores": 8}},
+        ("OMP_NUM_THREADS", "Synchronise"),
+    ),
+    "a loader of shards": (_SLOW_LOADER, {"facts": {"loader": "ShardedLoader"}}, ("data=sharded", "fetch further")),
+    "readers that are processes": (
+        _SLOW_LOADER,
+        {"options": {"data.readers": "processes"}},
+        ("data.readers=processes", "If decoding is: decode once"),
+    ),
+    "pinned batches": (_SLOW_MOVE, {"facts": {"pin_memory": True}}, ("pin_memory=", "pinned already")),
+    "pinned by our loader": (_SLOW_MOVE, {"options": {"data.pin_memory": True}}, ("pin_memory=", "pinned already")),
+    "pinned on a slow rank": (
+        Model(slow=(Slow((1,), 0.02, Phase.HOST_TO_DEVICE),)),
+        {"facts": {"pin_memory": True}},
+        ("pin_memory=", "PCIe"),
+    ),
+    "shards read by each": (_EACH_READS, {"facts": {"loader": "ShardedLoader"}}, ("data=sharded", "data.cache_limit")),
+    "a sampler that deals": (
+        _EACH_READS,
+        {"options": {"trainer.use_distributed_sampler": True}},
+        ("DistributedSampler", "IterableDataset that skips"),
+    ),
+    "rare logging": (
+        Model(times_s={Phase.LOGGING: 0.03}),
+        {"options": {"trainer.log_every_n_steps": 50}},
+        ("=50)", "log_every_n_steps=200)"),
+    ),
+    "no bar": (
+        Model(times_s={Phase.OTHER: 0.03}),
+        {"options": {"trainer.enable_progress_bar": False}},
+        ("progress bar", ".item()"),
+    ),
+    "a fused optimizer": (
+        Model(times_s={Phase.OPTIMIZER: 0.03}),
+        {"options": {"optimizer.fused": True}},
+        ("fused", "zero1"),
+    ),
+    "Lightning's shards": (
+        Model(times_s={Phase.OPTIMIZER: 0.03}),
+        {"strategy": "ModelParallelStrategy"},
+        ("zero1", "fused"),
+    ),
+    "a compiled model": (Model(), {"options": {"model.is_compiled": True}}, ("torch.compile", "larger batches")),
+    "a callback that saves": (_SAVING, _SAVES, ("Write while training", "AsyncShardedCheckpoint(checkpoint=")),
+    "stages balanced by time": (
+        Model(slow=(Slow((2,), 0.03),), idle_s=0.001, options=PIPELINE, strategy="hierdist pipeline"),
+        _BALANCED,
+        ("balance=time", "parallel.pipeline.split"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_nobody_is_told_what_is_so_already(name: str) -> None:
+    model, having, (gone, instead) = DONE[name]
+    before, after = _main(model), _main(dataclasses.replace(model, **having))
+    assert after.cause is before.cause
+    assert gone in " ".join(before.advice)
+    assert gone not in " ".join(after.advice)
+    assert instead in " ".join(after.advice)
+
+
+def test_checkpoints_are_not_to_be_rarer_than_loses_least() -> None:
+    assert "Save less often" in " ".join(_main(_SAVING).advice)
+    main = _main(_RARE)
+    assert main.cause is Cause.CHECKPOINT
+    assert "Save less often" not in " ".join(main.advice)
+    assert "as rare as loses the least time" in " ".join(main.advice)
+
+
+@pytest.mark.parametrize(("now", "told"), [(4, "(sync.max_in_flight=2)"), (1, None), (None, None)])
+def test_fewer_streams_are_for_who_has_several(now: int | None, told: str | None) -> None:
+    lossy = Model(communication_s=0.04, resent={"b": 0.08}, options={"sync.max_in_flight": now})
+    advice = " ".join(_main(lossy).advice)
+    assert ("max_in_flight" in advice) is (told is not None)
+    assert told is None or told in advice
+
+
 def test_a_quiet_host_hides_no_lossy_link() -> None:
     """It sends two segments a second, and one of them again: the other's hundreds are what costs time."""
     record = Model(communication_s=0.04, resent={"b": 0.08}).record()

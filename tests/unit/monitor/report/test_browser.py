@@ -131,6 +131,24 @@ def test_curves_follow_the_axis_the_cursor_and_the_chosen_rank(tmp_path: Path) -
         assert page.errors == []
 
 
+@pytest.mark.parametrize("first", [2**53 - 60, 2**62])
+def test_huge_numbers_of_steps_open(tmp_path: Path, first: int) -> None:
+    """A browser's numbers cannot count them one by one."""
+    usual = reported.run(steps=120)
+    ranks = {
+        number: dataclasses.replace(
+            rank,
+            steps=tuple(dataclasses.replace(step, step=first + step.step) for step in rank.steps),
+            samples=tuple(sample._replace(step=first + sample.step) for sample in rank.samples),
+            spans=tuple(span._replace(step=first + span.step) for span in rank.spans),
+        )
+        for number, rank in usual.ranks.items()
+    }
+    path = written(tmp_path, dataclasses.replace(usual, ranks=ranks), reported.FOUND)
+    with Browser() as browser, browser.page() as page:
+        check(browser, page, path, width=1280)
+
+
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
 def test_a_long_run_of_many_ranks_opens(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""What a run does already: nobody is told to do it. What is unknown counts as not done."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence
+
+_SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")  # Lightning's
+
+
+def shards_optimizer(evidence: Evidence) -> bool:
+    """Whether each rank steps a part of the parameters."""
+    return evidence.option("parallel.mode") in SHARDED_MODES or evidence.record.facts.strategy in _SHARDING
+
+
+def sends_half(evidence: Evidence) -> bool:
+    """Whether gradients cross between hosts in 16 bits."""
+    if evidence.option("sync.wire_dtype") == "bf16" or "16" in str(evidence.option("ddp.comm_hook")):
+        return True
+    return str(evidence.option("trainer.precision")) in ("bf16-true", "16-true", "transformer-engine")
+
+
+def reads_shards(evidence: Evidence) -> bool:
+    """Whether the loader is ours, from which each host reads its part once."""
+    loaders = evidence.facts("loader")
+    return bool(loaders) and all(loader == "ShardedLoader" for loader in loaders)
+
+
+def pins_memory(evidence: Evidence) -> bool:
+    """Whether batches are put into pinned memory."""
+    pinned = evidence.facts("pin_memory")
+    return evidence.option("data.pin_memory") is True or (bool(pinned) and all(each is True for each in pinned))
+
+
+def workers(evidence: Evidence) -> int | None:
+    """Processes or threads that read for a rank; ``None``: unknown."""
+    given = evidence.option("data.workers")
+    found = [given] if given is not None else evidence.facts("workers")
+    return next((each for each in found if isinstance(each, int) and not isinstance(each, bool)), None)
+
+
+def has_enough_cores(evidence: Evidence) -> bool:
+    """Whether the threads of each host's ranks fit on its cores."""
+    headers = [record.header for record in evidence.record.ranks.values()]
+    threads: Counter[str] = Counter()
+    for header in headers:
+        count = header.facts.get("threads")
+        if not isinstance(count, int):
+            return False
+        threads[header.host] += count
+    cores = {header.host: header.facts.get("cpu_cores") for header in headers}
+    return all(isinstance(cores[host], int) and count <= cores[host] for host, count in threads.items())
