@@ -12,7 +12,6 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import (
     _get_default_process_group_backend_for_device,
     _init_dist_connection,
-    _sync_ddp_if_available,
 )
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
@@ -20,7 +19,9 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lightning_dist import build
+from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
+from lightning_dist.comm.collectives import Collectives
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loading.loader import ShardedLoader
 from lightning_dist.data.loading.open_loaders import OpenLoaders
@@ -183,7 +184,7 @@ class RankStrategy(ParallelStrategy):
         if not dist.is_initialized():
             return
         with self._operation(f"barrier({name})" if name else "barrier"):
-            dist.barrier(device_ids=[self.root_device.index] if dist.get_backend() == "nccl" else None)
+            watchful.barrier(_world(), self.root_device, self._seam)
 
     def broadcast(self, obj: BroadcastT, src: int = 0) -> BroadcastT:
         """Give every rank the object of rank ``src``."""
@@ -191,12 +192,15 @@ class RankStrategy(ParallelStrategy):
             return obj
         objects = [obj]
         with self._operation("broadcast"):
+            watchful.meet(_world(), self._seam)
             dist.broadcast_object_list(objects, src)
         return objects[0]
 
     def all_gather(self, tensor: torch.Tensor, group: Any | None = None, sync_grads: bool = False) -> torch.Tensor:
         """Gather a tensor of every rank; the result has a new first dim of the world size."""
         with self._operation("all_gather"):
+            if dist.is_initialized():
+                watchful.meet(group or _world(), self._seam)
             return super().all_gather(tensor, group=group, sync_grads=sync_grads)
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
@@ -208,15 +212,23 @@ class RankStrategy(ParallelStrategy):
             return tensor
         if _is_mean(reduce_op) and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = tensor.to(torch.float32)
-        group = self._data_group if group is None else group
+        if not dist.is_initialized():
+            return tensor
+        group = (self._data_group if group is None else group) or _world()
+        op = dist.ReduceOp.SUM if _is_mean(reduce_op) else _named(reduce_op)
         with self._operation("reduce"):
-            return _sync_ddp_if_available(tensor, group, reduce_op=reduce_op)
+            watchful.all_reduce(tensor, op, group, self._seam)
+        return tensor.div_(group.size()) if _is_mean(reduce_op) else tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
         """Whether all ranks say yes, or any; also ranks that share layers, which :meth:`reduce` counts once."""
         said = torch.tensor(int(decision), device=self.root_device)
         number = int(self.reduce(said, group=dist.group.WORLD, reduce_op="sum"))
         return number == self.world_size if all else number > 0
+
+    @property
+    def _seam(self) -> Collectives | None:
+        return None if self._run is None else self._run.collectives
 
     @contextlib.contextmanager
     def _operation(self, name: str) -> Generator[None, None, None]:
@@ -233,5 +245,18 @@ class RankStrategy(ParallelStrategy):
         return None
 
 
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None, "asked for once there is one"
+    return world
+
+
 def _is_mean(reduce_op: Any) -> bool:
-    return reduce_op is not None and str(reduce_op).lower() in ("mean", "avg")
+    return reduce_op == dist.ReduceOp.AVG or str(reduce_op).lower() in ("mean", "avg")
+
+
+def _named(reduce_op: Any) -> Any:
+    """As Lightning: an operation of torch's, or its name; ``None`` is the sum."""
+    if reduce_op is None:
+        return dist.ReduceOp.SUM
+    return getattr(dist.ReduceOp, reduce_op.upper()) if isinstance(reduce_op, str) else reduce_op

@@ -7,6 +7,7 @@ import functools
 import os
 import socket
 import warnings
+import zlib
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -158,7 +159,8 @@ class StateStrategy(RankStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
         self._settle_copy()
-        path = checkpoints.without_marker(os.fspath(checkpoint_path))
+        with self._naming_failures("looking for a checkpoint"):
+            path = self._alike(checkpoints.without_marker(os.fspath(checkpoint_path)))
         loaded = self._load_from_memory(path)
         if loaded is not None:
             return loaded
@@ -193,6 +195,19 @@ class StateStrategy(RankStrategy):
     ) -> dict[str, Any]:
         held = self._mode.held_state() if self._mode is not None and self.restore_checkpoint_after_setup else None
         return checkpoints.load(checkpoint, held, self.global_rank, self.world_size, stored_at=stored_at, relay=relay)
+
+    def _alike(self, path: str) -> str:
+        """This rank's path, or rank 0's where one has found another name: ``last`` may have changed between two looks.
+
+        Hosts may see the same checkpoint under different paths.
+        """
+        name = path.rstrip("/").rpartition("/")[2]
+        if self._agreement is None or len(set(self._agreement.exchange(zlib.crc32(name.encode())))) == 1:
+            return path
+        said = self.broadcast(path)
+        if said != path:
+            warnings.warn(f"rank 0 loads {said}, and this rank had found {path}: it loads {said}, too", stacklevel=2)
+        return said
 
     def _is_sharded(self, path: str) -> bool:
         """Alike on all ranks."""

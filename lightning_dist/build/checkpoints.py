@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
+import torch
 from torch.optim import Optimizer
 
 from lightning_dist.build.keepers import end_keeper
@@ -30,6 +30,7 @@ from lightning_dist.checkpoint.late_copy import Late
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Encoded
 from lightning_dist.checkpoint.storage import Folder
+from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.bounded import Bounded
 from lightning_dist.comm.collectives import RankGroup
@@ -413,6 +414,8 @@ class CheckpointSaver:
         if mirror is not None and self._replicas is not None:
             with run.events.measure(SPREAD, lane="checkpoint"):
                 self._replicas.spread(mirror)
-            dist.barrier(group=self._group.process_group)
+            group = self._group.process_group
+            assert group is not None, "ranks do not meet in shared memory for it"
+            watchful.barrier(group, torch.device("cpu"), run.collectives)
             self._replicas.forget_others(mirror)
         return _Written(manifest, (end_ns - start_ns) / 1e9)

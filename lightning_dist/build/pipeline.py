@@ -293,6 +293,7 @@ def _counts(
     costs: list[list[float]] = [_timed(module, model, run.device, example) if run.rank == 0 else []]
     if run.cluster.world_size > 1:
         with run.operation("broadcast of the layers' costs"):
+            run.meet()
             dist.broadcast_object_list(costs, 0)
     return split_evenly(costs[0], stages)
 

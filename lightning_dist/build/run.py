@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.bounded import own_connection
 from lightning_dist.comm.collectives import Collectives, FaultPoint, RankGroup
@@ -60,6 +61,12 @@ class RunContext:
     def operation(self, name: str) -> contextlib.AbstractContextManager[None]:
         """The seam around an operation of the default process group."""
         return self.collectives.operation(name, self.world)
+
+    def meet(self) -> None:
+        """Inside an operation that blocks the host and cannot look up: wait until all ranks are there."""
+        group = self.world.process_group
+        assert group is not None, "the default group is one"
+        watchful.meet(group, self.collectives)
 
     @contextlib.contextmanager
     def naming_failures(self, what: str) -> Iterator[None]:

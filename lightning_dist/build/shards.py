@@ -114,6 +114,7 @@ def shard_model(
     seed = [torch.initial_seed() % (1 << 62)]
     if run.cluster.world_size > 1:
         with run.operation("broadcast of the seed"):
+            run.meet()
             dist.broadcast_object_list(seed, 0)
     with side_stream(run.device), run.collectives.opening("sharding the model", run.world):
         return shard(module, parallel, links, device=run.device, seed=seed[0], by_child=by_child, split=split)

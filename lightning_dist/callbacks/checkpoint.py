@@ -225,15 +225,19 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             rank_zero_info(f"hierdist: {chosen}")
 
     def _find_last_checkpoints(self, trainer: pl.Trainer) -> set[str]:
-        """For ``ckpt_path="last"``: those that are committed. Of URLs Lightning 2.6 loses the protocol and then finds
-        nothing, and takes the age of a file only: there it is given the marker.
+        """For ``ckpt_path="last"``: those that are committed, and of other kinds, but no folder where a save has just
+        begun. Of URLs Lightning 2.6 loses the protocol and then finds nothing, and takes the age of a file only: there
+        it is given the marker.
         """
         found = super()._find_last_checkpoints(trainer)
         is_local = "file" in self._fs.protocol
         paths = {path if is_local else str(self._fs.unstrip_protocol(path)) for path in found}
         markers = {path: checkpoints.marker_of(path) for path in paths if checkpoints.is_sharded(path)}
         folders = {path if is_local else marker for path, marker in markers.items() if marker is not None}
-        return folders | (paths - set(markers))
+        others = {
+            path for path in paths - set(markers) if not (self._fs.isdir(path) and checkpoints.is_unwritten(path))
+        }
+        return folders | others
 
     def _save_topk_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         with self._forgetting_skipped(trainer):

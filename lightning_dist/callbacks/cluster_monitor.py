@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import lightning.pytorch as pl
-import torch.distributed as dist
 
 from lightning_dist.build.checkpoints import WRITE
 from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
-from lightning_dist.capture import TrainerCapture, capture_of
+from lightning_dist.capture import TrainerCapture, capture_of, default_store
 from lightning_dist.capture.facts import rank_header, run_facts
 from lightning_dist.config.checks import check_local
 from lightning_dist.events import EventStream
@@ -116,7 +115,7 @@ class ClusterMonitor(pl.Callback):
             self._settings,
             device=trainer.strategy.root_device,
             steps=lambda: trainer.global_step,
-            store=_default_store() if trainer.world_size > 1 else None,
+            store=default_store() if trainer.world_size > 1 else None,
             world_size=trainer.world_size,
             checkpoint_event=WRITE,
             writes_at_once=not self._streams,
@@ -150,12 +149,6 @@ def _say(text: str) -> None:
     """From any thread; a user who makes warnings errors has no training that fails by them."""
     with contextlib.suppress(Warning):
         warnings.warn(f"ClusterMonitor: {text}", stacklevel=2)
-
-
-def _default_store() -> dist.Store | None:
-    if not dist.is_initialized():
-        return None
-    return dist.distributed_c10d._get_default_store()  # the store has no public accessor
 
 
 def _checkpoint_streams(trainer: pl.Trainer) -> tuple[EventStream, ...]:

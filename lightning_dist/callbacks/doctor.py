@@ -2,9 +2,9 @@
 
 Lightning calls :func:`attend` whenever the script makes a Trainer (see ``hierdist_doctor_hook.py``). From then on
 
-- ``Trainer.fit`` adds :class:`StepTimeline` and :class:`ClusterMonitor`, unless the script has its own, and ends the
-  script after the first fit that trained: what comes after (tests, exports, a further fit) would write over files with
-  the weights of a training that was cut short.
+- ``Trainer.fit`` adds :class:`StepTimeline` and :class:`ClusterMonitor`, unless the script has its own, and for this
+  package's strategy :class:`PipelinePicture`. It ends the script after the first fit that trained: what comes after
+  (tests, exports, a further fit) would write over files with the weights of a training that was cut short.
 - Whatever the Trainer writes goes into a folder of the examination, which is removed at the end: checkpoints, also
   those that the script saves by hand, ``default_root_dir``, the profiler's files, and what the loggers of TensorBoard
   and CSV write. Other loggers, which report to a server, are left out.
@@ -27,11 +27,15 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_dist.callbacks.attendance import meet
 from lightning_dist.callbacks.cluster_monitor import ClusterMonitor
 from lightning_dist.callbacks.monitor_outputs import MonitorOutputs
+from lightning_dist.callbacks.pipeline_picture import PipelinePicture
 from lightning_dist.callbacks.step_timeline import StepTimeline
-from lightning_dist.capture import TrainerCapture, capture_of
-from lightning_dist.monitor.doctor_order import DoctorOrder, runs_of
+from lightning_dist.capture import TrainerCapture, capture_of, default_store
+from lightning_dist.monitor.doctor_notes import DoctorNote, leave, notes_of
+from lightning_dist.monitor.doctor_order import DoctorOrder
+from lightning_dist.strategy import HierDistStrategy
 
 _ASKS_EVERY_S = 2.0  # rank 0 tells the others, no more often, whether the time is over
 _WRAPPED = "_hierdist_doctor"
@@ -48,24 +52,25 @@ def attend(order: str, package: str) -> None:
     trainer_class = sys.modules[package].Trainer
     if not hasattr(trainer_class, _WRAPPED):
         given = DoctorOrder.from_text(order)
-        before = runs_of(given)
         setattr(trainer_class, _WRAPPED, given)
-        trainer_class.fit = _ending_fit(trainer_class.fit, given, package, before)
+        trainer_class.fit = _ending_fit(trainer_class.fit, given, package)
         trainer_class.save_checkpoint = _saving_aside(trainer_class.save_checkpoint, given)
 
 
 class DoctorStop(pl.Callback):
-    """Ends training after some steps or minutes, on all ranks at the same step.
+    """Ends training after some steps or minutes, on all ranks at the same step, and notes who has trained.
 
     Args:
-        order: When.
+        order: When; on all hosts it is rank 0's that counts.
         clock_s: A monotonic clock.
     """
 
     def __init__(self, order: DoctorOrder, *, clock_s: Any = time.monotonic) -> None:
-        self._order = order
+        self._own = order
+        self.order = order  # rank 0's, from set-up on
         self._clock_s = clock_s
         self._capture: TrainerCapture | None = None
+        self._folder: Path | None = None
         self._started_s = 0.0
         self._global_step = 0
         self._batches = 0
@@ -74,12 +79,21 @@ class DoctorStop(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Say, before the others do, where the run's files go; collective."""
-        if stage == "fit":
-            self._capture = capture_of(trainer, self)
-            self._capture.folder(self._order.record)
+        if stage != "fit":
+            return
+        store = default_store()
+        if store is not None:
+            meet(store, trainer.global_rank, trainer.world_size)
+        self.order = DoctorOrder.from_text(trainer.strategy.broadcast(self._own.to_text()))
+        self._capture = capture_of(trainer, self)
+        self._folder = self._capture.folder(self.order.record)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Time runs from now on."""
+        if self._folder is not None:
+            note = DoctorNote(trainer.global_rank, trainer.world_size, str(self._folder), str(self.order.scratch))
+            with contextlib.suppress(OSError):  # then the doctor says that it has heard of no step
+                leave(self._own, note)
         self.steps, self._batches, self._asks_at = 0, 0, 1
         self._global_step, self._started_s = trainer.global_step, self._clock_s()
 
@@ -94,7 +108,7 @@ class DoctorStop(pl.Callback):
         if trainer.global_step != self._global_step:  # else gradients are accumulated
             self._global_step = trainer.global_step
             self.steps += 1
-        if self.steps >= self._order.steps or self._is_late(trainer):
+        if self.steps >= self.order.steps or self._is_late(trainer):
             self._end(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -111,7 +125,7 @@ class DoctorStop(pl.Callback):
             return False
         passed_s = self._clock_s() - self._started_s
         batches_per_s = self._batches / max(passed_s, 1e-3)
-        more = 0 if passed_s >= self._order.minutes * 60 else max(1, round(_ASKS_EVERY_S * batches_per_s))
+        more = 0 if passed_s >= self.order.minutes * 60 else max(1, round(_ASKS_EVERY_S * batches_per_s))
         more = trainer.strategy.broadcast(more)
         self._asks_at = self._batches + more
         return more == 0
@@ -142,9 +156,14 @@ def divert(trainer: Any, order: DoctorOrder, package: str) -> None:
     if getattr(trainer.profiler, "dirpath", None) is not None:
         trainer.profiler.dirpath = str(scratch)
     trainer.loggers = _diverted_loggers(trainer.loggers, scratch, package)
-    ours = [StepTimeline(), ClusterMonitor()]
+    ours: list[pl.Callback] = [StepTimeline(), ClusterMonitor()]
+    if isinstance(trainer.strategy, HierDistStrategy):
+        ours.append(PipelinePicture())  # which draws a pipeline, if there is one
     missing = [each for each in ours if not any(isinstance(there, type(each)) for there in callbacks)]
     trainer.callbacks = [DoctorStop(order), *missing, *callbacks]
+    for callback in trainer.callbacks:
+        if isinstance(callback, PipelinePicture):
+            callback.folder = order.folder  # beside the report, which shows it
 
 
 def _diverted_loggers(loggers: list[Any], scratch: Path, package: str) -> list[Any]:
@@ -163,34 +182,29 @@ def _diverted_loggers(loggers: list[Any], scratch: Path, package: str) -> list[A
     return kept
 
 
-def _ending_fit(fit: Any, order: DoctorOrder, package: str, before: frozenset[Path]) -> Any:
+def _ending_fit(fit: Any, order: DoctorOrder, package: str) -> Any:
     @functools.wraps(fit)
     def ending(self: Any, *args: Any, **kwargs: Any) -> None:
         divert(self, order, package)
         fit(self, *args, **kwargs)
-        if has_steps(order, before):
+        if any(note.has_steps for note in notes_of(order)):
             rank_zero_info("hierdist doctor: that is enough; the script ends here")
             sys.exit(0)
 
     return ending
 
 
+def _order_of(trainer: Any, own: DoctorOrder) -> DoctorOrder:
+    """Rank 0's, once it is known: ranks of several hosts may write one checkpoint together."""
+    return next((each.order for each in trainer.callbacks if isinstance(each, DoctorStop)), own)
+
+
 def _saving_aside(save_checkpoint: Any, order: DoctorOrder) -> Any:
     @functools.wraps(save_checkpoint)
     def saving(self: Any, filepath: str | Path, *args: Any, **kwargs: Any) -> Any:
-        path = Path(filepath)
-        if order.scratch not in path.parents:
-            path = order.scratch / "saved" / path.name
+        path, scratch = Path(filepath), _order_of(self, order).scratch
+        if scratch not in path.parents:
+            path = scratch / "saved" / path.name
         return save_checkpoint(self, path, *args, **kwargs)
 
     return saving
-
-
-def has_steps(order: DoctorOrder, before: frozenset[Path]) -> bool:
-    """Whether any step was recorded: not those of a fit that only looked for a learning rate and gave it back.
-
-    Args:
-        order: Of the examination.
-        before: Runs of earlier ones, which may be in the same folder.
-    """
-    return any(path.stat().st_size for run in runs_of(order) - before for path in run.glob("steps-*.jsonl"))

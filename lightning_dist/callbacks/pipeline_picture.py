@@ -20,7 +20,7 @@ class PipelinePicture(pl.Callback):
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Every rank takes part; rank 0 writes."""
@@ -31,7 +31,7 @@ class PipelinePicture(pl.Callback):
         report = strategy.pipeline_report()
         if report is None or not trainer.is_global_zero:
             return
-        folder = Path(self._folder or trainer.default_root_dir)
+        folder = Path(self.folder or trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pipeline.html").write_text(draw(report), encoding="utf-8")
         (folder / "pipeline.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")

@@ -6,9 +6,10 @@ Note [Steps]
     loop ends.
 
 Note [In bursts]
-    While a step goes on its marks are kept, and little else is done. Steps are looked at and told some at a time, after
-    a quarter of a second at the latest: between two stretches of computing, each look would find the processor's caches
-    cold and take three times as long.
+    While a step goes on its marks are kept, and little else is done. Some steps at a time, after a quarter of a second
+    at the latest, are cut in a thread of their own, while the training thread computes or waits; that tells them when
+    it hands over the next ones. Between two stretches of computing, each look at a step would find the processor's
+    caches cold and take three times as long.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ _ATTRIBUTE = "_hierdist_capture"
 
 _MOST_UNCUT = 64
 _LONGEST_NS = 250_000_000
+_CUTTING_S = 30.0  # a batch of steps takes milliseconds
 
 _Uncut = tuple[int, int, int, list[Piece], list[Event], Batches]
 OnStep = Callable[[StepRecord], None]
@@ -102,6 +105,8 @@ class TrainerCapture:
         self._mark: Callable[[], Mark] = self.events.clock_ns if self._clock is None else self._clock.mark
         self._phases: deque[Piece] = deque(maxlen=_MOST_PENDING)
         self._uncut: deque[_Uncut] = deque()
+        self._being_cut: deque[Future[list[CutStep]]] = deque()
+        self._cutting = ThreadPoolExecutor(1, thread_name_prefix="hierdist-capture")
         self._pending: deque[Event] = deque(maxlen=_MOST_PENDING)
         self._on_step: list[OnStep] = []
         self._on_cut: list[OnCut] = []
@@ -140,14 +145,14 @@ class TrainerCapture:
         """Let it go; the last one to do so closes it. Safe to call twice."""
         self._holders.discard(id(holder))
         if not self.is_closed:
-            self._guarded(self._tell)
+            self._guarded(self._tell, at_once=True)
         if not self._holders:
             self.close()
 
     def on_step(self, call: OnStep) -> None:
         """Call ``call`` with each step from now on, in the training thread, until the capture closes.
 
-        Steps come in bursts, in order, a quarter of a second late at most.
+        Steps come in bursts, in order, half a second late where steps are short; the last ones when the loop ends.
         """
         self._on_step.append(call)
 
@@ -174,6 +179,7 @@ class TrainerCapture:
         if self.is_closed:
             return
         self.is_closed = True
+        self._cutting.shutdown(cancel_futures=True)
         self._patches.undo()
         if self._reducer is not None:
             self._reducer.release()
@@ -348,7 +354,7 @@ class TrainerCapture:
         if self._clock is not None and self._clock.read_within(_LATEST_S):
             self.problem = f"the device has not come to the end of the last steps within {_LATEST_S:g} s"
         self._start_ns = None
-        self._tell()
+        self._tell(at_once=True)
 
     def _step_ends(self) -> None:
         """A step ends here, unless none was running, and the next one begins."""
@@ -378,14 +384,21 @@ class TrainerCapture:
         if len(self._uncut) >= _MOST_UNCUT or end_ns - self._uncut[0][1] > _LONGEST_NS:
             self._tell()
 
-    def _tell(self) -> None:
-        """Cut the steps that have been waiting, and tell who listens."""
-        while self._uncut:
-            cut = self.cutter.cut(*self._uncut.popleft())
-            for on_step in self._on_step:
-                on_step(cut.record)
-            for on_cut in self._on_cut:
-                on_cut(cut)
+    def _tell(self, *, at_once: bool = False) -> None:
+        """Have the steps cut that have been waiting, and tell who listens of those that are.
+
+        Args:
+            at_once: Wait for all of them.
+        """
+        if self._uncut:
+            waiting, self._uncut = self._uncut, deque()
+            self._being_cut.append(self._cutting.submit(_cut_all, self.cutter, waiting))
+        while self._being_cut and (at_once or self._being_cut[0].done()):
+            for cut in self._being_cut.popleft().result(_CUTTING_S):
+                for on_step in self._on_step:
+                    on_step(cut.record)
+                for on_cut in self._on_cut:
+                    on_cut(cut)
 
     def _guarded(self, act: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """What goes wrong in it is ours alone."""
@@ -396,9 +409,14 @@ class TrainerCapture:
 
     def _give_up(self, error: Exception) -> None:
         self._uncut.clear()
+        self._being_cut.clear()
         self.problem = f"{type(error).__name__}: {error}"
         self.close()
         say(f"rank {self.rank} records no more steps, and training goes on: {self.problem}")
+
+
+def _cut_all(cutter: StepCutter, steps: Iterable[_Uncut]) -> list[CutStep]:
+    return [cutter.cut(*step) for step in steps]
 
 
 def _clock_of(device: torch.device, events: EventStream) -> DeviceTimes | None:

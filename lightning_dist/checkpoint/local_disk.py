@@ -17,6 +17,9 @@ from typing import TypeVar
 
 from lightning_dist.retry import Retry
 
+PARTIAL = ".partial"
+"""How the name of a file ends that is not whole yet."""
+
 _BATCH_BYTES = 4 << 20
 _BATCH_BUFFERS = 512  # below IOV_MAX
 _FLUSH_BYTES = 32 << 20
@@ -53,7 +56,7 @@ class LocalFolder:
             if not path.exists():
                 _write(path, buffers)
             else:
-                fresh = self._folder / f"{name}.{secrets.token_hex(4)}.partial"
+                fresh = self._folder / f"{name}.{secrets.token_hex(4)}{PARTIAL}"
                 try:
                     _write(fresh, buffers)
                     os.replace(fresh, path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,14 +20,17 @@ from lightning_dist.cli.quantities import check_positive
 from lightning_dist.config.checks import check_local
 from lightning_dist.errors import ConfigError, LaunchError, RecordError
 from lightning_dist.monitor.diagnosis import diagnose
-from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder, runs_of
+from lightning_dist.monitor.diagnosis.wording import ranks
+from lightning_dist.monitor.doctor_notes import Examined, examined, notes_of
+from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
 from lightning_dist.monitor.doctor_scratch import scratch_for
+from lightning_dist.monitor.outcome import wait_for_ranks
 from lightning_dist.monitor.reading import reading_note
 from lightning_dist.monitor.report.terminal import render
-from lightning_dist.monitor.run_files import read_run
-from lightning_dist.monitor.run_folders import locate
+from lightning_dist.monitor.run_files import FACTS, read_run
 
 STEPS, MINUTES = 200, 30.0
+_OTHERS_S = 10.0  # for ranks of other hosts to close their files, and these to be seen here
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,24 +54,42 @@ def _run(arguments: argparse.Namespace) -> int:
     _check(arguments, command)
     folder = arguments.output or Path("doctor") / datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     order = DoctorOrder(str(folder.absolute()), arguments.steps, arguments.minutes)
-    folder.mkdir(parents=True, exist_ok=True)
-    before = runs_of(order)
-    with scratch_for(order):
-        status = _train(command, order)
+    order.notes.mkdir(parents=True, exist_ok=True)
+    try:
+        with scratch_for(order):
+            status = _train(command, order)
+        fit = examined(notes_of(order))
+    finally:
+        shutil.rmtree(order.notes, ignore_errors=True)
     if status:
         print(f"hierdist doctor: {command[0]} ended with {_said(status)}; see what it wrote above", file=sys.stderr)
-    try:
-        runs = sorted(runs_of(order) - before, key=lambda run: run.stat().st_mtime_ns)
-        if not runs:  # those of earlier examinations are not this one's
-            raise RecordError(f"{folder} has no new run")
-        record = read_run(*locate(runs[-1]).folders)
-    except RecordError as error:
-        if status:
-            return status
-        raise RecordError(
-            f"no step was recorded: {' '.join(command)} trained nothing with a Lightning Trainer, or with a Python in "
-            f"which lightning-dist is not installed, or on another host than rank 0's ({error})"
-        ) from error
+    if fit is not None and fit.has_rank_0:
+        try:
+            _say_verdict(fit, folder)
+        except RecordError:
+            if not status:
+                raise
+    else:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if nothing is in it
+        if fit is not None:
+            _say_who_says_it(fit)
+        elif not status:
+            raise RecordError(
+                f"no step was recorded: {' '.join(command)} trained nothing with a Lightning Trainer, or with a Python "
+                f"in which lightning-dist is not installed, or on hosts that have no folder {folder.absolute()}"
+            )
+    return status
+
+
+def _say_verdict(fit: Examined, folder: Path) -> None:
+    if not fit.has_all_ranks and not wait_for_ranks(fit.record, fit.world_size, timeout_s=_OTHERS_S):
+        print(
+            "hierdist doctor: not all steps of the ranks on other hosts are here; name a folder that all hosts share "
+            f"(--output), or copy what these ranks wrote to this host and run: hierdist report {fit.record} COPY",
+            file=sys.stderr,
+        )
+    record = read_run(fit.record)
     for problem in record.problems:
         print(f"hierdist doctor: {problem}", file=sys.stderr)
     verdict = diagnose(record)
@@ -78,7 +101,22 @@ def _run(arguments: argparse.Namespace) -> int:
     path = folder / REPORT_FILE
     write_report(record, verdict, path, folder=folder)
     console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
-    return status
+
+
+def _say_who_says_it(fit: Examined) -> None:
+    """Rank 0 is on another host, where a doctor says the verdict."""
+    here = f"hierdist doctor: {ranks(fit.ranks)} of {fit.world_size} trained here"
+    if (fit.record / FACTS).exists():
+        print(
+            f"{here}; the doctor on the host of rank 0 says the verdict, and writes {fit.record.parent / REPORT_FILE}"
+        )
+        return
+    shutil.rmtree(fit.scratch, ignore_errors=True)  # as rank 0's doctor does there
+    print(
+        f"{here} and left their part in {fit.record}, which the host of rank 0 does not share. For a verdict over all "
+        f"ranks name a folder that all hosts share (--output), or copy that folder to the host of rank 0, there as "
+        f"COPY, and run there: hierdist report {fit.record} COPY"
+    )
 
 
 def _check(arguments: argparse.Namespace, command: list[str]) -> None:

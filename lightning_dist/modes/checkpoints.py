@@ -27,6 +27,7 @@ from torch import Tensor
 from lightning_dist import build
 from lightning_dist.checkpoint import catalog, leases, sharded
 from lightning_dist.checkpoint.host_pieces import Held
+from lightning_dist.checkpoint.local_disk import PARTIAL
 from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
@@ -228,6 +229,11 @@ def without_marker(path: str) -> str:
 def is_sharded(path: str) -> bool:
     """Whether there is a sharded checkpoint at a path or URL, whole or not; web pages hold files only."""
     return not path.startswith(("http://", "https://")) and catalog.holds_checkpoint(open_folder(path))
+
+
+def is_unwritten(folder: str) -> bool:
+    """Whether a folder has no whole file: a save has just begun there, or was cut off as it did."""
+    return all(name.endswith(PARTIAL) for name in open_folder(folder).list())
 
 
 def load(

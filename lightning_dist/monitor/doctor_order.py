@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import uuid
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 VARIABLE = "HIERDIST_DOCTOR"  # hierdist_doctor_hook.py looks for it
@@ -17,11 +18,13 @@ class DoctorOrder:
         folder: Of this examination.
         steps: Optimizer steps after which training ends.
         minutes: Minutes after which it ends at the latest.
+        token: Of this doctor: those of other hosts may have the same folder.
     """
 
     folder: str
     steps: int
     minutes: float
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @property
     def record(self) -> Path:
@@ -36,6 +39,11 @@ class DoctorOrder:
         """
         return Path(self.folder) / "hierdist-doctor-scratch"
 
+    @property
+    def notes(self) -> Path:
+        """Where the ranks that the command started leave their notes; removed at the end."""
+        return Path(self.folder) / f"hierdist-doctor-notes-{self.token}"
+
     def to_text(self) -> str:
         """As a variable's value."""
         return json.dumps(asdict(self))
@@ -44,9 +52,3 @@ class DoctorOrder:
     def from_text(cls, text: str) -> DoctorOrder:
         """Back from it."""
         return cls(**json.loads(text))
-
-
-def runs_of(order: DoctorOrder) -> frozenset[Path]:
-    """The folders that hold files of runs: each run takes one that no other has."""
-    runs = Path(order.folder).glob(f"{order.record.name}*")
-    return frozenset(run for run in runs if run.is_dir() and any(run.glob("[!.]*")))

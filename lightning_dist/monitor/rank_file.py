@@ -1,10 +1,14 @@
-"""What one rank measures, written to a file of its own by a thread: nothing here waits for a disk, or raises."""
+"""What one rank measures, written to a file of its own by a thread: nothing here waits for a disk, or raises.
+
+Records become text in that thread, too: it does so while the training thread computes.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -36,23 +40,23 @@ class RankWriter:
         self.path = rank_path(folder, kind, header.rank)
         self.problem: str | None = None  # why nothing more is written
         self.lost_lines = 0  # forgotten, since the disk stood still
-        self._lines: deque[str] = deque([lines.header_line(header)])
+        self._lines: deque[Callable[[], str]] = deque([partial(lines.header_line, header)])
         self._flush_s = flush_s
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"hierdist-monitor-{kind}", daemon=True)
         self._thread.start()
 
     def step(self, record: StepRecord) -> None:
-        """Write a step."""
-        self._take(lines.step_line(record))
+        """Write a step, which nobody changes any more."""
+        self._take(partial(lines.step_line, record))
 
     def sample(self, sample: Sample) -> None:
         """Write a value of a metric."""
-        self._take(lines.sample_line(sample))
+        self._take(partial(lines.sample_line, sample))
 
-    def spans(self, step: int, spans: Iterable[Span]) -> None:
+    def spans(self, step: int, spans: Sequence[Span]) -> None:
         """Write the timeline of a step."""
-        self._take(lines.spans_line(step, spans))
+        self._take(partial(lines.spans_line, step, spans))
 
     def close(self, *, wait_s: float = 10.0) -> None:
         """Write what is left and end the thread; a disk that does not answer is not waited for longer.
@@ -64,7 +68,7 @@ class RankWriter:
         if self._thread.is_alive() and self.problem is None:
             self.problem = f"{self.path} could not be written within {wait_s:g} s"
 
-    def _take(self, line: str) -> None:
+    def _take(self, line: Callable[[], str]) -> None:
         if self.problem is not None or self._ending.is_set():
             return
         if len(self._lines) >= _MOST_LINES:
@@ -79,12 +83,13 @@ class RankWriter:
                 while not self._ending.wait(self._flush_s):
                     self._write(file)
                 self._write(file)
-        except OSError as error:
-            self.problem = f"{self.path} could not be written: {error}"
+        except Exception as error:  # of the disk, or of a record that has no text
+            what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self.problem = f"{self.path} could not be written: {what}"
             self._lines.clear()
 
     def _write(self, file: TextIO) -> None:
         count = len(self._lines)
         if count:
-            file.write("".join(self._lines.popleft() + "\n" for _ in range(count)))
+            file.write("".join(self._lines.popleft()() + "\n" for _ in range(count)))
             file.flush()

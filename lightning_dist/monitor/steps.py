@@ -42,6 +42,7 @@ PHASE_OF_SPAN: Mapping[str, Phase] = {
 STAGE_LANES = frozenset({"activations", "gradients", "pipeline", "readers"})
 """Lanes of what the ranks of one pipeline send each other."""
 
+_PHASES = tuple(Phase)  # going through an enumeration takes longer
 _COMM = "comm."
 _WHOLE = (Phase.VALIDATION, Phase.CHECKPOINT)  # they keep what is inside them
 _CHECKPOINT_LANES = frozenset({"checkpoint", "checkpoints", "reading"})
@@ -157,10 +158,12 @@ class StepCutter:
         tiers: dict[str, Traffic] = {}
         if self.sees_communication:
             traffic = _traffic(operations, active, exposed)
-            for tier in sorted({str(e.attributes["tier"]) for e in operations if e.attributes.get("tier")}):
-                of_tier = [e for e in operations if e.attributes.get("tier") == tier]
+            tier_of = [e.attributes.get("tier") for e in operations]
+            for tier in sorted({str(each) for each in tier_of if each}):
+                of_tier = [e for e, each in zip(operations, tier_of, strict=True) if each == tier]
                 its = intersection(union((e.start_ns, e.end_ns) for e in of_tier), active)
-                tiers[tier] = _traffic(of_tier, its, intersection(exposed, its))
+                is_all = its == active  # as with one tier
+                tiers[tier] = _traffic(of_tier, its, exposed if is_all else intersection(exposed, its))
         record = StepRecord(
             step=step,
             rank=self._rank,
@@ -178,7 +181,7 @@ class StepCutter:
         return CutStep(record, tuple(pieces), tuple(sorted_out.rows))
 
     def _phases(self, pieces: Iterable[Piece], duration_ns: int) -> dict[Phase, float | None]:
-        nanoseconds = dict.fromkeys(Phase, 0)
+        nanoseconds = dict.fromkeys(_PHASES, 0)
         for start, end, phase in pieces:
             nanoseconds[phase] += end - start
         nanoseconds[Phase.OTHER] = duration_ns - sum(nanoseconds.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,43 @@ def go_on_from_last(context: RankContext, url: str) -> dict[str, Any]:
     if url.startswith("memory://"):
         fsspec.filesystem("memory").rm(url, recursive=True)
     return {"steps": [step for _, _, step, _ in watch.seen], "there": there}
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_a_folder_where_a_save_begins_is_not_the_last(tmp_path: Path, scheme: str) -> None:
+    url = "memory://begun" if scheme == "memory" else f"{tmp_path}/begun"
+    keep = AsyncShardedCheckpoint(url)
+    strategy = strategy_of(**STRATEGIES["ddp"], checkpoint="async_sharded")
+    trainer = pl.Trainer(accelerator="cpu", devices=1, strategy=strategy, callbacks=[keep], logger=False)
+    keep.setup(trainer, StageLearner(CASE), "fit")
+    files, root = fsspec.url_to_fs(url)
+    files.mkdirs(f"{root}/last-v1.ckpt")
+    files.mkdirs(f"{root}/last-v2.ckpt")
+    files.pipe_file(f"{root}/last-v2.ckpt/rank.bin.0a1b.partial", b"some")
+    files.mkdirs(f"{root}/last-v3.ckpt")
+    files.pipe_file(f"{root}/last-v3.ckpt/of_another_library", b"some")
+    files.pipe_file(f"{root}/last.ckpt", b"plain")
+    found = sorted(Path(path).name for path in keep._find_last_checkpoints(trainer))
+    assert found == ["last-v3.ckpt", "last.ckpt"]
+
+
+def load_last(context: RankContext, folder: str) -> tuple[str, int]:
+    """Fit, then go on from what each rank takes for the last, which ranks see differently."""
+    keep = AsyncShardedCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=STEPS)
+    _trainer(context, "ddp", keep, max_epochs=2).fit(StageLearner(CASE))
+    path = f"{folder}/step={(2 - context.rank) * STEPS}.ckpt"
+    watch = Watch()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _trainer(context, "ddp", watch, max_epochs=3).fit(StageLearner(CASE), ckpt_path=path)
+    return "\n".join(str(each.message) for each in told), watch.seen[0][2]
+
+
+def test_ranks_that_see_other_checkpoints_load_that_of_rank_0(ranks: RankPool, tmp_path: Path) -> None:
+    said = ranks.run(load_last, world_size=2, args=(str(tmp_path),))
+    assert [step for _, step in said] == [2 * STEPS + 1] * 2
+    assert f"this rank had found {tmp_path}/step={STEPS}.ckpt: it loads {tmp_path}/step={2 * STEPS}.ckpt" in said[1][0]
+    assert "had found" not in said[0][0]
 
 
 @pytest.mark.parametrize(("scheme", "world_size"), [("memory", 1), ("file", 2)])

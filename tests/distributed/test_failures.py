@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from lightning_dist import HierDistStrategy
-from lightning_dist.errors import CollectiveTimeoutError
+from lightning_dist.errors import CollectiveError, CollectiveTimeoutError
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd, trainer_on_pool
 from tests.support.ranks import RankPool, RanksFailed
 from tests.support.tasks import RankContext
@@ -104,6 +107,57 @@ def test_others_name_the_rank_that_raised(ranks: RankPool, phase: str, rank: int
         assert failure.kind == "raised", f"rank {other}: {failure}"
         assert f"rank {rank} (host" in failure.summary
         assert f"raised in {phase}" in failure.summary
+
+
+OPERATIONS: dict[str, Callable[[Strategy], object]] = {
+    "barrier": lambda strategy: strategy.barrier(),
+    "reduce": lambda strategy: strategy.reduce(torch.ones(3)),
+    "broadcast": lambda strategy: strategy.broadcast("word"),
+    "all_gather": lambda strategy: strategy.all_gather(torch.ones(3)),
+}
+
+
+class FailsAndStays(OddModule):
+    """Rank 0 leaves word of a failure and keeps its connections, while the others wait for it in an operation."""
+
+    def __init__(self, operation: str, folder: Path) -> None:
+        super().__init__(sgd)
+        self.operation, self.folder = operation, folder
+        self.has_heard = False
+
+    def on_train_start(self) -> None:
+        strategy = self.trainer.strategy
+        assert isinstance(strategy, HierDistStrategy)
+        assert strategy._run is not None
+        if self.global_rank:
+            try:
+                OPERATIONS[self.operation](strategy)
+            except CollectiveError:
+                (self.folder / f"{self.global_rank}").touch()
+                raise
+            return
+        strategy._run.testimony.post("rank 0 (host a): its disk is full", own_fault=True)
+        give_up = time.monotonic() + 30
+        while not self.has_heard and time.monotonic() < give_up:
+            self.has_heard = len(list(self.folder.iterdir())) == self.trainer.world_size - 1
+            time.sleep(0.05)
+        raise ZeroDivisionError("at last")
+
+
+def fail_and_stay(context: RankContext, operation: str, folder: str) -> tuple[bool, str]:
+    module = FailsAndStays(operation, Path(folder))
+    trainer = trainer_on_pool(context, HierDistStrategy(sync={"timeout_s": 120.0}))
+    with pytest.raises((CollectiveError, ZeroDivisionError)) as caught:
+        trainer.fit(module, loader_of(make_batches(context.world_size, 4)[context.rank]))
+    return module.has_heard, str(caught.value)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_who_waits_learns_of_a_rank_that_failed_and_stays(ranks: RankPool, operation: str, tmp_path: Path) -> None:
+    said = ranks.run(fail_and_stay, world_size=3, args=(operation, str(tmp_path)), fresh=True, deadline_s=90)
+    assert said[0] == (True, "at last")
+    for _, text in said[1:]:
+        assert "rank 0 (host a): its disk is full" in text
 
 
 def wait_in_vain(context: RankContext) -> str:

@@ -151,9 +151,7 @@ class HostChunks:
                 if not lock.try_acquire():
                     return  # another process has taken it on
                 with self._releasing(lock):
-                    file, fetched = self._locked(chunk, is_asked=False)
-                    if fetched:
-                        self._unasked.add(chunk.number)
+                    file, _ = self._locked(chunk, is_asked=False)
             file.touch()
 
     def _obtained(self, chunk: Chunk) -> tuple[CachedFile, bool]:
@@ -178,9 +176,13 @@ class HostChunks:
         part = self._room.part(self._set, chunk.number)
         self._reserve(chunk, part, is_asked=is_asked)
         try:
+            if not is_asked:
+                self._unasked.add(chunk.number)  # before others can see the file, and ask for it
             file = self._fetched(chunk, part)
-        except UnreadableShardError as error:
-            note_failure(failure, error)
+        except BaseException as error:
+            self._unasked.discard(chunk.number)
+            if isinstance(error, UnreadableShardError):
+                note_failure(failure, error)
             raise
         finally:
             self._room.on_disk(lambda: self._room.drop(part))  # it is not there any more if all went well

@@ -1,4 +1,4 @@
-"""A Lightning script that knows nothing of this package: ``plain_training.py [strategy]``, two ranks on CPU."""
+"""A Lightning script that knows nothing of this package: ``plain_training.py [strategy [devices [hosts]]]``, on CPU."""
 
 import sys
 import warnings
@@ -26,12 +26,14 @@ class Regression(pl.LightningModule):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    strategy, devices, hosts = [*sys.argv[1:], *("ddp", 2, 1)[len(sys.argv) - 1 :]]
     x = torch.randn(4096, 8)
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True)
     trainer = pl.Trainer(
-        strategy=sys.argv[1] if len(sys.argv) > 1 else "ddp",
+        strategy=strategy,
         accelerator="cpu",
-        devices=2,
+        devices=int(devices),
+        num_nodes=int(hosts),
         max_epochs=50,
         callbacks=[ModelCheckpoint("kept", save_last=True, every_n_train_steps=10)],
         enable_progress_bar=False,

@@ -21,7 +21,7 @@ from lightning_dist.data.cache.cached_chunks import CachedChunks, CacheOptions, 
 from lightning_dist.data.cache.host_lock import HostLock
 from lightning_dist.data.cache.private_folder import default_folder
 from lightning_dist.data.decoded import Decoded
-from lightning_dist.data.index.dataset_index import DatasetIndex
+from lightning_dist.data.index.dataset_index import Chunk, DatasetIndex
 from lightning_dist.data.reading import Chunks, Place, open_chunk
 from lightning_dist.data.storage.shards import open_read_folder
 from lightning_dist.errors import ConfigError, DataCacheError, DataError, UnreadableShardError
@@ -413,6 +413,25 @@ def test_chunks_are_fetched_before_they_are_asked_for(one: Bench) -> None:
         one.right(chunks, number)
     assert one.storage.times_read() == {1: 6 * SIZE}
     assert one.counts["data.cache_bytes"] == 0  # all came from storage, for this process
+
+
+def test_a_chunk_asked_for_as_its_fetch_ends_is_not_counted_as_found(
+    one: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = host_chunks.HostChunks._fetched
+
+    def asked_for_at_once(self: host_chunks.HostChunks, chunk: Chunk, part: Path) -> Any:
+        file = fetched(self, chunk, part)
+        self.place(chunk)  # the file is there, and whoever asks finds it
+        return file
+
+    monkeypatch.setattr(host_chunks.HostChunks, "_fetched", asked_for_at_once)
+    chunks = one.open(ahead_bytes=SIZE)
+    chunks.expect([one.index.chunk(0)])
+    wait_until(lambda: one.cached() == {0} and not one.fetching())
+    assert one.counts["data.cache_bytes"] == 0
+    one.right(chunks, 0)
+    assert one.counts["data.cache_bytes"] == SIZE  # the second time, it was there
 
 
 def test_a_chunk_that_is_on_its_way_is_waited_for(one: Bench) -> None:

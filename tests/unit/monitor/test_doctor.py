@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -18,11 +20,15 @@ from lightning.pytorch.loggers.logger import DummyLogger
 import hierdist_doctor_hook
 from lightning_dist import ClusterMonitor, MonitorOutputs, StepTimeline
 from lightning_dist.callbacks import doctor
+from lightning_dist.callbacks.attendance import meet
 from lightning_dist.callbacks.doctor import DoctorStop
 from lightning_dist.cli import main
-from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder, runs_of
+from lightning_dist.errors import LaunchError
+from lightning_dist.monitor.doctor_notes import DoctorNote, examined, leave, notes_of
+from lightning_dist.monitor.doctor_order import VARIABLE, DoctorOrder
 from lightning_dist.monitor.doctor_scratch import scratch_for
-from lightning_dist.monitor.run_files import read_run
+from lightning_dist.monitor.rank_file import rank_path
+from lightning_dist.monitor.run_files import FACTS, read_run
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd
 
 
@@ -223,11 +229,74 @@ def test_an_earlier_examination_is_not_taken_for_this_one(
 ) -> None:
     with pytest.raises(SystemExit):
         trainer(tmp_path).fit(OddModule(sgd), loader(), loader(1))
-    assert doctor.has_steps(order, frozenset())
-    assert not doctor.has_steps(order, runs_of(order))
+    assert [note.has_steps for note in notes_of(order)] == [True]
     os.environ.pop(VARIABLE)
     assert main(["doctor", "-o", order.folder, "--", "true"]) == 2
     assert "no step was recorded: true trained nothing" in capfd.readouterr().err
+
+
+def test_notes_tell_which_fit_was_examined_and_whose_ranks_are_here(order: DoctorOrder, tmp_path: Path) -> None:
+    assert examined([]) is None
+
+    def note(rank: int, run: str, *, steps: bool) -> DoctorNote:
+        folder = tmp_path / run
+        folder.mkdir(exist_ok=True)
+        if steps:
+            rank_path(folder, "steps", rank).write_text("{}\n")
+        return DoctorNote(rank, 4, str(folder), str(order.scratch))
+
+    for each in (note(0, "first", steps=True), note(1, "second", steps=True), note(0, "second", steps=True)):
+        leave(order, each)
+    leave(order, note(0, "third", steps=False))
+    left = notes_of(order)
+    assert [(each.rank, Path(each.record).name) for each in left] == [
+        (0, "first"),
+        (1, "second"),
+        (0, "second"),
+        (0, "third"),
+    ]
+    fit = examined(left)
+    assert fit is not None
+    assert (fit.record.name, fit.ranks, fit.has_rank_0, fit.has_all_ranks) == ("second", (0, 1), True, False)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_host_without_rank_0_says_who_says_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_shared: bool
+) -> None:
+    """Its ranks wrote where rank 0 said; whether rank 0 did, too, is seen by its file."""
+    monkeypatch.chdir(tmp_path)
+    there = DoctorOrder(str(tmp_path / "theirs"), steps=4, minutes=10)
+    there.record.mkdir(parents=True)
+    there.scratch.mkdir(parents=True)
+    rank_path(there.record, "steps", 3).write_text("{}\n")
+    if is_shared:
+        (there.record / FACTS).write_text("{}")
+    note = DoctorNote(3, 4, str(there.record), str(there.scratch))
+    script = f"""
+import os
+from lightning_dist.monitor.doctor_notes import DoctorNote, leave
+from lightning_dist.monitor.doctor_order import DoctorOrder
+leave(DoctorOrder.from_text(os.environ[{VARIABLE!r}]), {note!r})
+"""
+    assert main(["doctor", "--", sys.executable, "-c", script]) == 0
+    said = capfd.readouterr().out
+    assert "rank 3 of 4 trained here" in said
+    assert (f"writes {tmp_path}/theirs/report.html" in said) == is_shared
+    assert (f"hierdist report {there.record} COPY" in said) != is_shared
+    assert there.scratch.exists() == is_shared, "of rank 0's host it is that host's doctor who removes it"
+    assert there.record.exists()
+    assert list((tmp_path / "doctor").iterdir()) == [], "an empty folder is not left"
+
+
+def test_ranks_that_no_doctor_examines_are_named() -> None:
+    store = dist.HashStore()
+    with pytest.raises(LaunchError, match=r"examines rank 1, .* nothing was heard of 2 of 3 ranks \(0, 2\); run it on"):
+        meet(store, 1, 3, wait_s=0.01)
+    with pytest.raises(LaunchError, match=r"nothing was heard of 1 of 3 ranks \(2\)"):
+        meet(store, 0, 3, wait_s=0.01)
+    meet(store, 2, 3)
+    meet(store, 1, 3)
 
 
 def test_a_hosts_scratch_is_there_until_the_last_host_is_done(

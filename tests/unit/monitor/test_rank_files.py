@@ -168,6 +168,18 @@ def test_a_disk_that_fails_ends_the_writing_only(tmp_path: Path) -> None:
     writer.step(step(0))
 
 
+def test_a_record_that_has_no_text_ends_the_writing_only(tmp_path: Path) -> None:
+    class Wordless:
+        def __str__(self) -> str:
+            raise ZeroDivisionError("no words")
+
+    writer = RankWriter(tmp_path, "samples", header(), flush_s=0.01)
+    writer.sample(Sample("memory", 2, 3, Wordless()))  # type: ignore[arg-type]
+    writer.close()
+    assert writer.problem is not None
+    assert "could not be written: ZeroDivisionError: no words" in writer.problem
+
+
 def test_a_disk_that_stands_still_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(rank_path(tmp_path, "steps", 0))  # opening it waits for a reader
     writer = RankWriter(tmp_path, "steps", header())
