@@ -79,9 +79,7 @@ def step_of(
     usual: dict[str, Any] = {
         "start_ns": step * 10**8 if start_ns is None else start_ns,
         "duration_s": sum(seconds or 0.0 for seconds in phases.values()) if duration_s is None else duration_s,
-        "communication": None
-        if exposed_s is None
-        else Traffic(exposed_s + hidden_s, exposed_s, size_bytes, operations),
+        "communication": traffic,
         "samples": 8,
     }
     return StepRecord(step=step, rank=rank, phases=phases, **{**usual, **given})
