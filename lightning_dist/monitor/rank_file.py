@@ -83,8 +83,9 @@ class RankWriter:
                 while not self._ending.wait(self._flush_s):
                     self._write(file)
                 self._write(file)
-        except Exception as error:
-            self.problem = f"{self.path} could not be written: {type(error).__name__}: {error}"
+        except Exception as error:  # of the disk, or of a record that has no text
+            what = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self.problem = f"{self.path} could not be written: {what}"
             self._lines.clear()
 
     def _write(self, file: TextIO) -> None:

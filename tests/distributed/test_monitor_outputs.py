@@ -28,7 +28,7 @@ from tests.distributed.lightning_runs import (
 )
 from tests.support.processes import free_port
 from tests.support.ranks import RankPool
-from tests.support.recorded import scraped
+from tests.support.scraping import scraped
 from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 

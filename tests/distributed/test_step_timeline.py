@@ -1,4 +1,6 @@
-"""StepTimeline on several ranks, under Lightning's strategies and each mode of ours: nothing is changed by it."""
+"""StepTimeline on several ranks, under Lightning's strategies and each mode of ours: nothing is changed by it, nor by
+ClusterMonitor beside it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 
-from lightning_dist import StepTimeline
+from lightning_dist import ClusterMonitor, StepTimeline
 from lightning_dist.monitor.record import Phase, RunRecord, StepRecord
 from lightning_dist.monitor.run_files import read_run
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd, strategy_of, trainer_on_pool
@@ -64,7 +66,7 @@ def sharded(mode: str) -> tuple[Callable[[], Any], Callable[[RankContext], pl.Li
     return (lambda: strategy_of(parallel={"mode": mode})), reading
 
 
-STAGES = StageCase(pipeline={"size": 2, "micro_batches": 4})
+STAGES = StageCase(pipeline={"micro_batches": 4})  # as many stages as there are ranks
 SPLIT = SplitCase()
 RUNS: dict[str, tuple[Callable[[], Any], Callable[[RankContext], pl.LightningModule]]] = {
     "lightning ddp": (lambda: DDPStrategy(process_group_backend="gloo"), reading),
@@ -130,9 +132,8 @@ def fit(context: RankContext, name: str, folder: str | None) -> Fitted:
     make_strategy, make_module = RUNS[name]
     counter = Counter()
     timeline = StepTimeline(folder) if folder is not None else None
-    trainer = trainer_on_pool(
-        context, make_strategy(), callbacks=[counter, *([timeline] if timeline else [])], limit_val_batches=0
-    )
+    both = [] if timeline is None else [timeline, ClusterMonitor(folder, interval_s=0.02, heartbeat_s=0.02)]
+    trainer = trainer_on_pool(context, make_strategy(), callbacks=[counter, *both], limit_val_batches=0)
     with pytest.MonkeyPatch.context() as patch:
         for owner in (torch.cuda, torch.accelerator, torch.cuda.Event):
             patch.setattr(owner, "synchronize", refuse)
@@ -161,7 +162,9 @@ def check_step(step: StepRecord, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sampled({name: (name,) for name in RUNS}, ["lightning ddp", "zero2", "pipeline"]))
-def test_steps_are_recorded_and_training_is_what_it_was(ranks: RankPool, name: str, tmp_path: Path) -> None:
+def test_both_callbacks_record_and_training_is_what_it_was_to_the_bit(
+    ranks: RankPool, name: str, tmp_path: Path
+) -> None:
     fresh = name == "lightning fsdp2"  # its mesh leaves groups open
     found = ranks.run(fit_twice, world_size=2, args=(name, str(tmp_path / "monitor")), fresh=fresh)
     for plain, watched in found:
@@ -177,8 +180,12 @@ def test_steps_are_recorded_and_training_is_what_it_was(ranks: RankPool, name: s
         assert [step.step for step in rank.steps] == list(range(len(rank.steps)))
         assert len(rank.steps) >= BATCHES
         assert rank.spans
+        assert rank.series("memory")
         for step in rank.steps[1:]:  # in the first one groups are made
             check_step(step, name)
+    if name == "pipeline":
+        sizes = {option: run.facts.options[f"parallel.pipeline.{option}"] for option in ("size", "micro_batches")}
+        assert sizes == {"size": 2, "micro_batches": 4}
 
 
 class Napping(OddModule):

@@ -12,20 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from lightning_dist.monitor.record import (
-    Phase,
-    RankHeader,
-    RankRecord,
-    RunFacts,
-    RunRecord,
-    Sample,
-    StepRecord,
-    Traffic,
-)
+from lightning_dist.monitor.record import Phase, RankHeader, RankRecord, RunRecord, Sample, StepRecord
+from tests.support.records import STARTED_NS, made_facts, made_header, step_of
 
 TWO_HOSTS = ("a", "a", "b", "b")
 CYCLIC = ("a", "b", "a", "b")
 MB = 1_000_000
+_CLOCKS_APART_NS = 1_000_000_007  # of monotonic clocks, from rank to rank
 
 
 @dataclass(frozen=True)
@@ -106,8 +99,7 @@ class Model:
         for rank, empty in ranks.items():
             steps = tuple(self._step(rank, step, tables, ends) for step in range(self.steps))
             ranks[rank] = RankRecord(empty.header, steps, self._samples(rank, steps))
-        facts = RunFacts("run", "2026-11-30T10:00:00+00:00", len(self.hosts), self.strategy, self.options)
-        return RunRecord(facts, ranks)
+        return RunRecord(made_facts(len(self.hosts), strategy=self.strategy, options=self.options), ranks)
 
     def _tables(self) -> tuple[dict[Phase, np.ndarray], np.ndarray]:
         """Seconds of each rank and step, and how long steps take."""
@@ -145,22 +137,20 @@ class Model:
 
     def _step(self, rank: int, step: int, tables: Mapping[Phase, np.ndarray], ends: np.ndarray) -> StepRecord:
         phases: dict[Phase, float | None] = {phase: float(table[rank, step]) for phase, table in tables.items()}
-        exposed_s = phases[Phase.COMMUNICATION] or 0.0
         for phase in self.unavailable:
             # A backward waits for what is communicated in it; the rest is among what is left.
             merged = Phase.BACKWARD if phase is Phase.COMMUNICATION else Phase.OTHER
             phases[merged] = (phases[merged] or 0.0) + (phases[phase] or 0.0)
             phases[phase] = None
-        traffic = Traffic(exposed_s + self.hidden_s, exposed_s, self.size_bytes, self.operations)
-        start_s = float(ends[:step].sum())
-        return StepRecord(
-            step=step,
+        return step_of(
+            step,
+            phases,
             rank=rank,
-            start_ns=1_000_000_007 * rank + round(start_s * 1e9),
+            start_ns=_CLOCKS_APART_NS * rank + round(float(ends[:step].sum()) * 1e9),
             duration_s=float(ends[step]),
-            phases=phases,
-            communication=None if Phase.COMMUNICATION in self.unavailable else traffic,
-            samples=8,
+            hidden_s=self.hidden_s,
+            size_bytes=self.size_bytes,
+            operations=self.operations,
             batch_bytes=1 * MB,
         )
 
@@ -179,22 +169,18 @@ class Model:
         values.update(self.metrics)
         found = []
         for number, step in enumerate(steps[::4]):
-            wall_ns = 1_700_000_000_000_000_000 + number * 1_000_000_000
+            wall_ns = STARTED_NS + number * 10**9
             for metric, value in values.items():
                 now = value if isinstance(value, (int, float)) else value[number % len(value)]
                 found.append(Sample(metric, step.step, wall_ns, float(now)))
         return tuple(found)
 
     def _header(self, rank: int) -> RankHeader:
-        host = self.hosts[rank]
-        return RankHeader(
-            rank=rank,
-            local_rank=self.hosts[:rank].count(host),
-            host=host,
-            device="cpu",
-            pid=1000 + rank,
-            started_wall_ns=1_700_000_000_000_000_000 + 5_000_000 * rank,
-            started_ns=1_000_000_007 * rank,
+        return made_header(
+            rank,
+            self.hosts,
+            started_wall_ns=STARTED_NS + 5_000_000 * rank,
+            started_ns=_CLOCKS_APART_NS * rank,
             unavailable={phase.value: why for phase, why in self.unavailable.items()},
             facts=self.facts,
         )

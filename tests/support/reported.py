@@ -9,7 +9,6 @@ from lightning_dist.monitor.record import (
     Phase,
     RankHeader,
     RankRecord,
-    RunFacts,
     RunRecord,
     Sample,
     Span,
@@ -17,6 +16,7 @@ from lightning_dist.monitor.record import (
     Traffic,
 )
 from lightning_dist.monitor.verdict import Cause, Finding, Reason, Verdict
+from tests.support.records import made_facts, made_header, step_of
 
 PARTS_MS = {
     Phase.DATA_WAIT: 6.0,
@@ -77,10 +77,9 @@ def run(
     strategy: str = "hierdist zero2",
 ) -> RunRecord:
     """A run with a slow rank from step 20 on, a checkpoint each 40 steps, and noise."""
-    facts = RunFacts(
+    facts = made_facts(
+        ranks,
         run_id="2026-11-30-a1b2",
-        started="2026-11-30T10:00:00+00:00",
-        world_size=ranks,
         strategy=strategy,
         options={"parallel.mode": "zero2", "sync.algorithm": "hierarchical", "trainer.max_steps": steps}
         if options is None
@@ -95,12 +94,9 @@ def run(
     shared = [random_numbers.lognormvariate(0.0, 0.08) for _ in range(steps)]
     made = {}
     for rank in range(ranks):
-        host = hosts[rank * len(hosts) // ranks]
-        header = RankHeader(
-            rank=rank,
-            local_rank=rank % max(1, ranks // len(hosts)),
-            host=host,
-            device="cpu",
+        header = made_header(
+            rank,
+            [hosts[each * len(hosts) // ranks] for each in range(ranks)],
             pid=4000 + rank,
             started_wall_ns=START_NS + rank * 1_000_000,
             started_ns=10**9 * (rank + 1),
@@ -124,19 +120,21 @@ def _rank(header: RankHeader, shared: Sequence[float], *, slow: bool, samples: b
             parts[Phase.FORWARD] += 0.009
         if number % 40 == 39:
             parts[Phase.CHECKPOINT] = 0.12
-        phases = {phase: parts.get(phase, 0.0) for phase in Phase}
+        phases: dict[Phase, float | None] = {phase: parts.get(phase, 0.0) for phase in Phase}
         phases[Phase.PIPELINE_IDLE] = None
         duration_s = sum(parts.values())
         hidden_s = 0.6 * parts[Phase.BACKWARD]
         exposed_s = parts[Phase.COMMUNICATION]
         steps.append(
-            StepRecord(
-                step=number,
+            step_of(
+                number,
+                phases,
                 rank=header.rank,
                 start_ns=now,
                 duration_s=duration_s,
-                phases=phases,
-                communication=Traffic(hidden_s + exposed_s, exposed_s, 27_000_000, 12),
+                hidden_s=hidden_s,
+                size_bytes=27_000_000,
+                operations=12,
                 tiers={
                     "host": Traffic(hidden_s * 0.8, 0.0, 54_000_000, 24),
                     "cross": Traffic(hidden_s + exposed_s, exposed_s, 27_000_000, 12),

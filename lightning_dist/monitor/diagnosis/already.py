@@ -42,12 +42,13 @@ def workers(evidence: Evidence) -> int | None:
 
 def has_enough_cores(evidence: Evidence) -> bool:
     """Whether the threads of each host's ranks fit on its cores."""
-    headers = [record.header for record in evidence.record.ranks.values()]
     threads: Counter[str] = Counter()
-    for header in headers:
-        count = header.facts.get("threads")
-        if not isinstance(count, int):
+    cores: dict[str, int] = {}
+    for record in evidence.record.ranks.values():
+        header = record.header
+        here, mine = header.facts.get("cpu_cores"), header.facts.get("threads")
+        if not isinstance(here, int) or not isinstance(mine, int):
             return False
-        threads[header.host] += count
-    cores = {header.host: header.facts.get("cpu_cores") for header in headers}
-    return all(isinstance(cores[host], int) and count <= cores[host] for host, count in threads.items())
+        threads[header.host] += mine
+        cores[header.host] = here
+    return all(count <= cores[host] for host, count in threads.items())

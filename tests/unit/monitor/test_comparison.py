@@ -19,7 +19,7 @@ from lightning_dist.monitor.history.comparison import (
     shift,
 )
 from lightning_dist.monitor.history.summary import RunSummary, summarise
-from tests.support.recorded import made_run
+from tests.support.records import made_run
 from tests.unit.monitor.test_history import correlated
 
 PAIRS = 300

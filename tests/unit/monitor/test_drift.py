@@ -13,7 +13,7 @@ from lightning_dist.monitor.history.drift import RUNS_AT_LEAST, change_point, dr
 from lightning_dist.monitor.history.series import KINDS
 from lightning_dist.monitor.history.summary import MetricSummary, RunSummary, summarise
 from lightning_dist.monitor.record import Phase
-from tests.support.recorded import made_run, made_step
+from tests.support.records import made_run, made_step
 
 
 def noise(count: int, *, seed: object, mean: float = 1.0) -> list[float]:

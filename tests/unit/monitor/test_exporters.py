@@ -16,7 +16,8 @@ from lightning_dist.monitor.exporters.means import IntervalMeans
 from lightning_dist.monitor.exporters.parquet import export_parquet
 from lightning_dist.monitor.exporters.prometheus import PrometheusEndpoint
 from lightning_dist.monitor.record import METRICS, Phase, RankHeader, Sample
-from tests.support.recorded import STARTED_NS, made_run, made_step, scraped
+from tests.support.records import STARTED_NS, made_run, made_step
+from tests.support.scraping import scraped
 
 HEADER = RankHeader(3, 1, 'a "host"', "cpu", 1, STARTED_NS, 0)
 

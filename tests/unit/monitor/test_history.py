@@ -18,7 +18,7 @@ from lightning_dist.monitor.history.series import KINDS, run_series
 from lightning_dist.monitor.history.summary import VERSION, RunSummary, from_json, summarise, to_json
 from lightning_dist.monitor.record import METRICS, Phase
 from lightning_dist.monitor.verdict import Cause, Finding, Verdict
-from tests.support.recorded import made_run
+from tests.support.records import made_run
 
 RECORDS = Path(__file__).parent / "records"
 

@@ -13,7 +13,7 @@ from lightning_dist.monitor.history.folder import write_summary
 from lightning_dist.monitor.history.summary import summarise
 from lightning_dist.monitor.rank_file import RankWriter
 from lightning_dist.monitor.run_files import write_facts
-from tests.support.recorded import made_run
+from tests.support.records import made_run
 from tests.unit.monitor.test_history import correlated
 
 TODAY = datetime(2026, 11, 30, tzinfo=timezone.utc)

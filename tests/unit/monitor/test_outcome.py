@@ -14,7 +14,7 @@ from lightning_dist.monitor.outcome import judge, size_bytes, wait_for_ranks
 from lightning_dist.monitor.rank_file import rank_path
 from lightning_dist.monitor.record import RunRecord, Span
 from lightning_dist.monitor.run_files import write_facts
-from tests.support.recorded import made_run
+from tests.support.records import made_run
 
 
 def write(folder: Path, run: RunRecord, rank: int, steps: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_dist.monitor.reading import reading_note
-from tests.support.recorded import made_run
+from tests.support.records import made_run
 
 SHARED = {"dataset": "Text", "sampler": "DistributedSampler", "is_sharded": True, "dataset_length": 100}
 STREAM = {"dataset": "Stream", "is_sharded": None, "dataset_bytes": 1000}
