@@ -160,7 +160,8 @@ def show(run: RunConfig, trainer: pl.Trainer, learner: Learner, folder: Path) ->
     for name, value in results.items():
         table.add_row(name, value)
     (folder / "result.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    table.add_row("outputs", str(folder))
+    here = Path.cwd()
+    table.add_row("outputs", str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
     console.print(table)
     if isinstance(learner.model, GPT) and run.sample_bytes:
         text = learner.model.continue_text(

@@ -162,6 +162,8 @@ def divert(trainer: Any, order: DoctorOrder, package: str) -> None:
     missing = [each for each in ours if not any(isinstance(there, type(each)) for there in callbacks)]
     trainer.callbacks = [DoctorStop(order), *missing, *callbacks]
     for callback in trainer.callbacks:
+        if isinstance(callback, StepTimeline):
+            callback.is_read = True
         if isinstance(callback, PipelinePicture):
             callback.folder = order.folder  # beside the report, which shows it
 

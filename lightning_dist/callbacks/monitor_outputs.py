@@ -21,6 +21,7 @@ from lightning_dist.monitor.exporters.prometheus import PrometheusEndpoint, requ
 from lightning_dist.monitor.outcome import Outcome, judge, size_bytes, wait_for_ranks
 from lightning_dist.monitor.record import Sample, StepRecord
 from lightning_dist.monitor.report.words import headline
+from lightning_dist.monitor.shown_path import shown_path
 
 _MOST_BYTES = 64 << 20  # of a run's files that rank 0 reads at the end: some seconds; beyond, the command does it
 _OTHERS_S = 5.0  # for the other ranks to close their files
@@ -81,6 +82,8 @@ class MonitorOutputs(pl.Callback):
             _say(f"it hands on nothing, training goes on: {type(error).__name__}: {error}")
             return
         self._capture.on_step(self._take_step)
+        for timeline in _all(trainer, StepTimeline):
+            timeline.is_read = True
         if (self._reports or self._history is not None) and not _all(trainer, StepTimeline) and trainer.is_global_zero:
             _say("without StepTimeline() among the callbacks there is no verdict, no report and no history")
         for monitor in _all(trainer, ClusterMonitor):
@@ -140,14 +143,14 @@ class MonitorOutputs(pl.Callback):
     def _judge(self, trainer: pl.Trainer, folder: Path) -> None:
         wait_for_ranks(folder, trainer.world_size, timeout_s=_OTHERS_S)
         if size_bytes(folder) > _MOST_BYTES:
-            rank_zero_info(f"hierdist: what bounds the step's time says: hierdist report {folder}")
+            rank_zero_info(f"hierdist: what bounds the step's time says: hierdist report {shown_path(folder)}")
             return
         self.outcome = judge(folder, history=None if self._history is None else Path(self._history))
         rank_zero_info(f"hierdist: {headline(self.outcome.verdict)}")
         if self._reports:
             self.report_path = folder / REPORT_FILE
             write_report(self.outcome.record, self.outcome.verdict, self.report_path, folder=folder)
-            rank_zero_info(f"hierdist: the report is in {self.report_path}")
+            rank_zero_info(f"hierdist: the report is in {shown_path(self.report_path)}")
 
     def _take_step(self, record: StepRecord) -> None:
         if self._means is not None:

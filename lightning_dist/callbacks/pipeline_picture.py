@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_dist.monitor.shown_path import shown_path
 from lightning_dist.parallel.pipeline.picture import draw
 from lightning_dist.strategy import HierDistStrategy
 
@@ -35,4 +36,4 @@ class PipelinePicture(pl.Callback):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "pipeline.html").write_text(draw(report), encoding="utf-8")
         (folder / "pipeline.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
-        rank_zero_info(f"hierdist: a picture of the pipeline is in {folder / 'pipeline.html'}")
+        rank_zero_info(f"hierdist: a picture of the pipeline is in {shown_path(folder / 'pipeline.html')}")

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_dist.capture import TrainerCapture, capture_of, say
 from lightning_dist.capture.batches import CountTokens
 from lightning_dist.capture.step_files import StepFiles
 from lightning_dist.config.checks import check_local
+from lightning_dist.monitor.shown_path import shown_path
 
 
 class StepTimeline(pl.Callback):
@@ -54,6 +56,7 @@ class StepTimeline(pl.Callback):
         self._count_flops = count_flops and flops_per_sample is None
         self._peak_flops = peak_flops
         self._files: StepFiles | None = None
+        self.is_read = False  # whether another callback, or a doctor, says what is in its files
         self.capture: TrainerCapture | None = None
 
     @property
@@ -78,8 +81,12 @@ class StepTimeline(pl.Callback):
             self._files.open(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write what is left."""
-        self._close()
+        """Write what is left, and say how it is read."""
+        files = self._files
+        is_good = self._close()
+        if stage == "fit" and is_good and not self.is_read and files is not None and files.num_steps:
+            assert files.folder is not None
+            rank_zero_info(f"hierdist: where the steps' time went says: hierdist report {shown_path(files.folder)}")
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Write what is left: the Trainer tears nothing down."""
@@ -102,9 +109,11 @@ class StepTimeline(pl.Callback):
             peak_flops=self._peak_flops,
         )
 
-    def _close(self) -> None:
+    def _close(self) -> bool:
+        """Whether all is written."""
         if self.capture is not None:
             self.capture.release(self)
         problem = self._files.close() if self._files is not None else None
         if problem is not None:
             say(f"StepTimeline: {problem}")
+        return problem is None

@@ -53,7 +53,7 @@ class StepFiles:
         self._facts: RunFacts | None = None  # on rank 0, until the first step
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
         self._usual_s: float | None = None
-        self._num_steps = 0
+        self.num_steps = 0  # written
         self._num_slow = 0
 
     def open(self, trainer: pl.Trainer) -> None:
@@ -88,7 +88,7 @@ class StepFiles:
         self._writer.step(cut.record)
         if self._wants_spans(cut.record.duration_s):
             self._writer.spans(cut.record.step, cut.spans())
-        self._num_steps += 1
+        self.num_steps += 1
 
     def _add_flops(self, facts: RunFacts) -> None:
         """What the first batch has shown, once."""
@@ -98,7 +98,7 @@ class StepFiles:
             write_facts(self.folder, dataclasses.replace(facts, flops_per_sample=counted))
 
     def _wants_spans(self, duration_s: float) -> bool:
-        number = self._num_steps
+        number = self.num_steps
         slow = self._usual_s is not None and duration_s > _SLOW * self._usual_s and self._num_slow < _MOST_SLOW
         self._num_slow += slow
         self._recent_s.append(duration_s)

@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**dataclasses.asdict(comparison), "first": first.run_id, "second": second.run_id}, indent=1))
     else:
-        _print(comparison, first, second)
+        _print(comparison, first, second, arguments)
     return 0
 
 
@@ -87,12 +87,12 @@ def _read(name: str, known: tuple[RunSummary, ...], arguments: argparse.Namespac
     return named(known, name)
 
 
-def _print(comparison: Comparison, first: RunSummary, second: RunSummary) -> None:
+def _print(comparison: Comparison, first: RunSummary, second: RunSummary, arguments: argparse.Namespace) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    for name, run in (("first", first), ("second", second)):
+    for name, given, run in (("first", arguments.first, first), ("second", arguments.second, second)):
+        what = f"{given} ({run.run_id[:12]})" if not run.run_id.startswith(given) else run.run_id[:12]
         console.print(
-            f"{name}: {run.run_id}, {run.started}, {run.strategy}, {run.world_size} ranks, {run.steps} steps. "
-            f"{run.verdict}",
+            f"{name}: {what}, {run.started}, {run.strategy}, {run.world_size} ranks, {run.steps} steps. {run.verdict}",
             highlight=False,
             markup=False,
         )
@@ -122,7 +122,7 @@ def _print(comparison: Comparison, first: RunSummary, second: RunSummary) -> Non
 def _row(each: Difference) -> tuple[str, ...]:
     interval = "" if each.low is None or each.high is None else f"{each.low:+.1%} to {each.high:+.1%}"
     what = {
-        Change.UNKNOWN: "too short to tell",
+        Change.UNKNOWN: _too_short(each.times_longer),
         Change.SAME: "no difference to be seen",
         Change.USUAL: f"within the usual {each.usual or 0:.1%}",
     }
@@ -135,6 +135,11 @@ def _row(each: Difference) -> tuple[str, ...]:
         "" if each.p is None else f"{each.p:.2g}",
         what.get(each.what, each.what.value),
     )
+
+
+def _too_short(times_longer: float | None) -> str:
+    enough = "" if times_longer is None else f"; {times_longer:.1f} times as long might do"
+    return f"too short to tell{enough}"
 
 
 COMPARE = Command("Compare two runs, metric by metric: what differs by more than chance.", _add_arguments, _run)

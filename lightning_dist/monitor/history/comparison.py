@@ -56,6 +56,7 @@ class Difference:
         p: Chance of a difference as large between two runs that are alike, for all metrics together (Holm).
         what: In one word.
         usual: The largest part by which runs like the first lie off their median; ``None``: too few.
+        times_longer: How many times as long the runs should have been to tell; ``None``: unknown, or they did tell.
     """
 
     metric: str
@@ -68,6 +69,7 @@ class Difference:
     p: float | None = None
     what: Change = Change.UNKNOWN
     usual: float | None = None
+    times_longer: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,13 +139,22 @@ def _difference(name: str, first: MetricSummary, second: MetricSummary, usual: f
     kind = KINDS[name]
     a, b = (metric.mean if kind.is_bursty else metric.median for metric in (first, second))
     plain = Difference(name, kind.unit, a, b, b / a - 1 if a else None, usual=usual)
-    if min(len(first.blocks), len(second.blocks)) < BLOCKS_AT_LEAST or first.of_means != second.of_means:
+    if first.of_means != second.of_means:
         return plain
+    if min(len(first.blocks), len(second.blocks)) < BLOCKS_AT_LEAST:
+        return replace(plain, times_longer=_times_longer(first, second))
     p = mann_whitney_p(first.blocks, second.blocks)
     if not a:
         return replace(plain, p=p)
     middle, low, high = (value / abs(a) for value in shift(first.blocks, second.blocks))
     return replace(plain, p=p, change=plain.change if kind.is_bursty else middle, low=low, high=high)
+
+
+def _times_longer(*summaries: MetricSummary) -> float | None:
+    """Until each has blocks enough, if its memory is what it seems to be."""
+    if any(summary.count == 0 for summary in summaries):
+        return None
+    return max(BLOCKS_AT_LEAST * summary.block_length / summary.count for summary in summaries)
 
 
 def _holm(differences: list[Difference]) -> list[Difference]:

@@ -63,8 +63,8 @@ def read_history(folder: Path) -> History:
     """
     if not folder.is_dir():
         raise RecordError(
-            f"{folder} is no folder: a run leaves its record there with monitor.history={folder}, or "
-            f"MonitorOutputs(history={str(folder)!r})"
+            f"{folder} is no folder. A run with callbacks=monitor_callbacks() leaves its record in outputs/history of "
+            f"its working directory, or where monitor.history says; name the folder with --history"
         )
     runs, problems = [], []
     for path in sorted(folder.glob("*.json")):

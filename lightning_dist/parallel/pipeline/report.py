@@ -69,8 +69,8 @@ class PipelineReport:
         """A few lines."""
         lines = [
             f"hierdist: pipeline of {len(self.ranks)} ranks, schedule {self.schedule}, {self.micro_batches} "
-            f"micro-batches: idle {self.idle_share:.1%} of a step (formula {self.formula:.1%}; with the measured times "
-            f"of each stage {self.predicted:.1%}; {self.batches} batches)"
+            f"micro-batches: idle {self.idle_share:.1%} of its schedule (formula {self.formula:.1%}; with the measured "
+            f"times of each stage {self.predicted:.1%}; {self.batches} batches)"
         ]
         for rank, stages, idle in zip(self.ranks, self.stages, self.idle_shares, strict=True):
             lines.append(f"  rank {rank}, stage {', '.join(map(str, stages))}: idle {idle:.1%}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,16 @@ def test_records_that_are_lost_are_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(rank_file, "_MOST_LINES", 4)
     with pytest.warns(UserWarning, match="records are missing in .*steps-00000.jsonl: the disk stood still"):
         fitted(tmp_path, StepTimeline())
+
+
+def test_a_timeline_that_nobody_else_reads_says_how_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.INFO):
+        fitted(tmp_path, StepTimeline())
+        assert "hierdist: where the steps' time went says: hierdist report monitor" in caplog.text
+        caplog.clear()
+        fitted(tmp_path, StepTimeline(), MonitorOutputs(history=None, report=False))
+        assert "hierdist: " in caplog.text
+        assert "hierdist report" not in caplog.text

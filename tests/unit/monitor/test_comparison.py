@@ -103,6 +103,8 @@ def test_too_short_runs_are_not_judged() -> None:
     short = difference(first, second)
     assert short.what is Change.UNKNOWN
     assert short.p is None
+    assert short.times_longer is not None
+    assert short.times_longer > 1
     assert short.change == pytest.approx(2.0, abs=0.2)
 
 

@@ -33,7 +33,7 @@ def claim(evidence: Evidence) -> Claim | None:
     step_s = float(evidence.window.step_s.mean())
     return Claim(
         cost_s=evidence.without_stragglers_s(*known),
-        what=f"{seconds(sum(costs.values()))} a step go to other than the model, most to {_NAMES[most]}",
+        what=f"what is not the model, most of it {_NAMES[most]}, takes {seconds(sum(costs.values()))} a step",
         evidence=tuple(
             f"{_NAMES[phase].capitalize()}: {seconds(costs[phase])} a step ({percent(costs[phase] / step_s)})."
             for phase in known
