@@ -1,6 +1,6 @@
 """What one rank measures, written to a file of its own by a thread: nothing here waits for a disk, or raises.
 
-Records become text in that thread, too: it does so while the training thread computes.
+Steps become text in that thread, too: it does so while the training thread computes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RankWriter:
         self.path = rank_path(folder, kind, header.rank)
         self.problem: str | None = None  # why nothing more is written
         self.lost_lines = 0  # forgotten, since the disk stood still
-        self._lines: deque[Callable[[], str]] = deque([partial(lines.header_line, header)])
+        self._lines: deque[str | Callable[[], str]] = deque([lines.header_line(header)])
         self._flush_s = flush_s
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"hierdist-monitor-{kind}", daemon=True)
@@ -52,7 +52,7 @@ class RankWriter:
 
     def sample(self, sample: Sample) -> None:
         """Write a value of a metric."""
-        self._take(partial(lines.sample_line, sample))
+        self._take(lines.sample_line(sample))
 
     def spans(self, step: int, spans: Sequence[Span]) -> None:
         """Write the timeline of a step."""
@@ -68,7 +68,7 @@ class RankWriter:
         if self._thread.is_alive() and self.problem is None:
             self.problem = f"{self.path} could not be written within {wait_s:g} s"
 
-    def _take(self, line: Callable[[], str]) -> None:
+    def _take(self, line: str | Callable[[], str]) -> None:
         if self.problem is not None or self._ending.is_set():
             return
         if len(self._lines) >= _MOST_LINES:
@@ -91,5 +91,9 @@ class RankWriter:
     def _write(self, file: TextIO) -> None:
         count = len(self._lines)
         if count:
-            file.write("".join(self._lines.popleft()() + "\n" for _ in range(count)))
+            file.write("".join(_text(self._lines.popleft()) + "\n" for _ in range(count)))
             file.flush()
+
+
+def _text(line: str | Callable[[], str]) -> str:
+    return line if isinstance(line, str) else line()

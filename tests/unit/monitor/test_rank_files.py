@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,8 +174,8 @@ def test_a_record_that_has_no_text_ends_the_writing_only(tmp_path: Path) -> None
         def __str__(self) -> str:
             raise ZeroDivisionError("no words")
 
-    writer = RankWriter(tmp_path, "samples", header(), flush_s=0.01)
-    writer.sample(Sample("memory", 2, 3, Wordless()))  # type: ignore[arg-type]
+    writer = RankWriter(tmp_path, "steps", header(), flush_s=0.01)
+    writer.step(replace(step(0), counters={"data.waits": Wordless()}))  # type: ignore[dict-item]
     writer.close()
     assert writer.problem is not None
     assert "could not be written: ZeroDivisionError: no words" in writer.problem
