@@ -25,6 +25,7 @@ from lightning_dist.comm.bounded import Bounded, own_connection
 
 _FOREVER = timedelta(days=365)
 _POLL_S = 0.05
+_LONGEST = 500  # characters of a statement
 _THREAD = "hierdist-testimony"
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
@@ -95,6 +96,7 @@ class Testimony:
         self._grace_s = grace_s
         self._lock = threading.Lock()
         self._statement: str | None = None
+        self._is_own_fault = False
         self._posted: bool | None = None  # whether the store took it
         self._verdict: str | None = None
         self._heard = _Heard()
@@ -153,8 +155,8 @@ class Testimony:
 
     def _post(self, statement: str, own_fault: bool) -> bool:
         if self._posted is None:
-            self._statement = statement
-            value = json.dumps({"statement": statement[:500], "own_fault": own_fault})
+            self._statement, self._is_own_fault = statement, own_fault
+            value = json.dumps({"statement": statement[:_LONGEST], "own_fault": own_fault})
 
             def leave_word_and_ring() -> None:
                 self._store.set(_failed(self._rank), value)
@@ -181,7 +183,9 @@ class Testimony:
         return found[0]
 
     def _conclude(self, heard: Mapping[int, Mapping[str, object]], where: Callable[[int], str]) -> str:
-        for rank, said in sorted(heard.items()):
+        # Another thread of the rank that began it may be the first to ask, and hears all but its own rank.
+        own = {self._rank: {"statement": (self._statement or "")[:_LONGEST], "own_fault": self._is_own_fault}}
+        for rank, said in sorted({**heard, **own}.items()):
             if said.get("own_fault"):
                 return f"{where(rank)} ended with an error of its own: {said['statement']}."
         silent = [rank for rank in range(self._world_size) if rank != self._rank and rank not in heard]
@@ -208,7 +212,8 @@ class Testimony:
                 for key in (_failed(rank), _alive(rank)):
                     if "statement" not in heard.get(rank, {}) and self._store.check([key]):
                         heard[rank] = {**heard.get(rank, {}), **json.loads(self._store.get(key))}
-            if any(said.get("own_fault") for said in heard.values()) or self._store.check(["verdict"]):
+            began = self._is_own_fault or any(said.get("own_fault") for said in heard.values())
+            if began or self._store.check(["verdict"]):
                 return
             for said in heard.values():
                 said["idle"] = "statement" not in said and not said["waits"]

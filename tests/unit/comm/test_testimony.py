@@ -96,6 +96,15 @@ def test_a_rank_with_an_error_of_its_own_is_named_at_once(make: Make) -> None:
     )
 
 
+def test_a_rank_with_an_error_of_its_own_that_asks_first_names_itself(make: Make) -> None:
+    """A lane of it failed by the error, and another by what that did to its peers."""
+    first, second, *_ = make([0, 1, 2, 3])
+    second.post("OSError: the disk is full", own_fault=True)
+    expected = "rank 1 (host a) ended with an error of its own: OSError: the disk is full."
+    assert second.verdict("all_reduce: closed", where) == expected
+    assert first.verdict("closed", where) == expected
+
+
 def test_who_is_alive_and_waits_for_nobody_is_waited_for(make: Make) -> None:
     activities = {rank: Activity() for rank in range(4)}
     first, *_ = make([0, 1, 2, 3], activity=activities)
