@@ -122,6 +122,11 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
             self._open(trainer, pl_module)
 
     @property
+    def every(self) -> str | None:
+        """``"auto"``, or ``None``: as often as :class:`~lightning.pytorch.callbacks.ModelCheckpoint` is told."""
+        return None if self._pace is None else "auto"
+
+    @property
     def checkpoint_config(self) -> CheckpointConfig:
         """How it writes where the strategy does not."""
         return self._config

@@ -96,12 +96,13 @@ def _of_sizes(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def _of_checkpoints(trainer: pl.Trainer) -> dict[str, Any]:
-    """Of a callback that writes checkpoints itself; under our strategies it has told them."""
-    if hasattr(trainer.strategy, "checkpoint_config"):
+    """Of a callback of ours that saves: how often, and how, unless the strategy writes, which was told."""
+    callbacks: list[Any] = list(trainer.checkpoint_callbacks)
+    ours = [each for each in callbacks if isinstance(getattr(each, "checkpoint_config", None), CheckpointConfig)]
+    if not ours:
         return {}
-    configs = (getattr(each, "checkpoint_config", None) for each in trainer.checkpoint_callbacks)
-    config = next((each for each in configs if isinstance(each, CheckpointConfig)), None)
-    return {} if config is None else _flat("checkpoint", config)
+    how = {} if hasattr(trainer.strategy, "checkpoint_config") else _flat("checkpoint", ours[0].checkpoint_config)
+    return {**how, "checkpoint.every": ours[0].every}
 
 
 def _of_ddp(trainer: pl.Trainer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Besides steps and samples these facts are read, all of them optional:
   ``threads``, ``cpu_cores``, ``interface`` (that the user has named), ``link_bytes_per_s`` (nominal rate of the host's
   fastest link);
 - of the run (:attr:`RunFacts.options`): ``parallel.mode``, ``parallel.pipeline.*`` and ``parallel.tensor.size``,
-  ``sync.*``, ``ddp.bucket_cap_mb`` and ``.comm_hook``, ``data.*``, ``checkpoint.mode`` and ``.snapshot``,
+  ``sync.*``, ``ddp.bucket_cap_mb`` and ``.comm_hook``, ``data.*``, ``checkpoint.mode``, ``.snapshot`` and ``.every``,
   ``trainer.accumulate_grad_batches``, ``.precision``, ``.log_every_n_steps``, ``.enable_progress_bar`` and
   ``.use_distributed_sampler``, ``optimizer.fused``, ``model.is_compiled``.
 """

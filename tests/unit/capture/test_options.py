@@ -43,9 +43,11 @@ def test_a_callback_that_writes_checkpoints_under_ddp_says_how(tmp_path: Path, g
 
 
 def test_a_strategy_that_was_told_counts_and_not_the_callback(tmp_path: Path) -> None:
-    saves = AsyncShardedCheckpoint(tmp_path)
+    saves = AsyncShardedCheckpoint(tmp_path, every="auto", mtbf_h=200)
     ours = trainer(strategy="hierdist", callbacks=[saves])
-    assert options_of(ours)["checkpoint.mode"] == ours.strategy.checkpoint_config.mode  # type: ignore[attr-defined]
+    options = options_of(ours)
+    assert options["checkpoint.mode"] == ours.strategy.checkpoint_config.mode  # type: ignore[attr-defined]
+    assert options["checkpoint.every"] == "auto"
 
 
 def test_sizes_are_what_they_have_become() -> None:

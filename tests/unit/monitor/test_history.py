@@ -186,5 +186,5 @@ def test_a_folder_keeps_runs_and_names_what_it_cannot_read(tmp_path: Path) -> No
 
 
 def test_no_folder_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"monitor\.history="):
+    with pytest.raises(RecordError, match=r"or where monitor\.history says; name the folder with --history"):
         read_history(tmp_path / "none")

@@ -39,7 +39,7 @@ def claim(evidence: Evidence) -> Claim | None:
 
 
 def _advice(evidence: Evidence, each_s: float, *, every_s: float) -> tuple[str, ...]:
-    return (*_shorter(evidence), *_rarer(each_s, every_s))
+    return (*_shorter(evidence), _rarer(evidence, each_s, every_s))
 
 
 def _shorter(evidence: Evidence) -> tuple[str, ...]:
@@ -56,11 +56,13 @@ def _shorter(evidence: Evidence) -> tuple[str, ...]:
     return (f"Copy during the next step: {how}.",)
 
 
-def _rarer(each_s: float, every_s: float) -> tuple[str, ...]:
+def _rarer(evidence: Evidence, each_s: float, every_s: float) -> str:
+    if evidence.option("checkpoint.every") == "auto":
+        return 'How often is chosen by every="auto": see whether mtbf_h is that of the whole job; make each shorter.'
     interval_s = daly_interval_s(each_s, DAY_S)
     if every_s >= interval_s:
-        return ("They are as rare as loses the least time with a failure a day (Daly's law): make each shorter.",)
+        return "They are as rare as loses the least time with a failure a day (Daly's law): make each shorter."
     return (
         f"Save less often: with a failure a day, every {seconds(interval_s)} loses the least time (Daly's law; "
-        "ModelCheckpoint(train_time_interval=...), every_n_train_steps).",
+        "ModelCheckpoint(train_time_interval=...), every_n_train_steps)."
     )

@@ -374,6 +374,11 @@ DONE: dict[str, tuple[Model, dict[str, Any], tuple[str, str]]] = {
     ),
     "a compiled model": (Model(), {"options": {"model.is_compiled": True}}, ("torch.compile", "larger batches")),
     "a callback that saves": (_SAVING, _SAVES, ("Write while training", "AsyncShardedCheckpoint(checkpoint=")),
+    "saves as often as loses least": (
+        _SAVING,
+        {"options": {"checkpoint.every": "auto"}},
+        ("Save less often", "mtbf_h"),
+    ),
     "stages balanced by time": (
         Model(slow=(Slow((2,), 0.03),), idle_s=0.001, options=PIPELINE, strategy="hierdist pipeline"),
         _BALANCED,
