@@ -27,7 +27,7 @@ class Reason(str, enum.Enum):
     NO_OVERLAP = "no_overlap"  # nothing is sent while backward computes
     SMALL_BUCKETS = "small_buckets"  # latency, not bandwidth
     SLOW_LINK = "slow_link"  # a link carries less than before, or far less than its nominal rate
-    VOLUME = "volume"  # more bytes than are exchanged in the time of a step
+    VOLUME = "volume"  # more bytes than can be exchanged in the time of a step
 
 
 @dataclass(frozen=True)

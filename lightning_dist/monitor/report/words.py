@@ -54,7 +54,7 @@ REASONS: Mapping[Reason, str] = {
     Reason.NO_OVERLAP: "nothing is sent while backward computes",
     Reason.SMALL_BUCKETS: "buckets are small",
     Reason.SLOW_LINK: "one host's link is slow",
-    Reason.VOLUME: "more bytes than are exchanged in the time of a step",
+    Reason.VOLUME: "more bytes than can be exchanged in a step",
 }
 
 CONFIDENCES = ((0.8, "high"), (0.5, "medium"), (0.0, "low"))

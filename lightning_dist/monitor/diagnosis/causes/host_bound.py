@@ -47,8 +47,8 @@ def _of_optimizer(evidence: Evidence) -> tuple[str, ...]:
     lines = []
     if evidence.option("optimizer.fused") is not True:
         lines.append("One pass over memory instead of many: a fused optimizer, e.g. AdamW(fused=True).")
-    if evidence.world_size > 1 and not already.shards_optimizer(evidence):
-        lines.append("Let each rank step its share only: parallel=zero1.")
+    if (evidence.readers or 1) > 1 and not already.shards_optimizer(evidence):  # else there is nobody to share with
+        lines.append('Let each rank step its share only: Trainer(strategy="hierdist_zero1"), parallel=zero1.')
     lines.append(f"Step less often: {evidence.more_accumulation}.")
     return tuple(lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_dist.config.pipeline import ONE_STAGE, SPLIT_BACKWARD
+from lightning_dist.config.pipeline import ONE_STAGE, SPLIT_BACKWARD, for_batch
 from lightning_dist.laws import pipeline_bubble
 from lightning_dist.monitor.diagnosis.claim import Claim
 from lightning_dist.monitor.diagnosis.evidence import Evidence
@@ -26,6 +26,9 @@ def claim(evidence: Evidence) -> Claim | None:
     count = evidence.whole_option("parallel.pipeline.micro_batches")
     by_schedule = None
     schedule = evidence.option("parallel.pipeline.schedule")
+    samples = _samples(evidence)
+    if size is not None and count is not None and samples is not None:
+        count = for_batch(str(schedule), size, count, samples)[1]
     virtual = evidence.whole_option("parallel.pipeline.virtual_stages") or (1 if schedule in (None, *ONE_STAGE) else 2)
     if size is not None and count is not None:
         by_schedule = pipeline_bubble(size, count, virtual_stages=virtual)
@@ -39,19 +42,34 @@ def claim(evidence: Evidence) -> Claim | None:
         cost_s=cost_s,
         what="stages of the pipeline idle",
         evidence=tuple(lines),
-        advice=_advice(evidence, size, count, virtual),
+        advice=_advice(evidence, size, count, virtual, samples),
         directness=0.95 if by_schedule is None or idle <= BEYOND * by_schedule else 0.8,
     )
 
 
-def _advice(evidence: Evidence, size: int | None, count: int | None, virtual: int) -> tuple[str, ...]:
-    more = "more micro-batches"
-    if size is not None and count is not None:
-        then = pipeline_bubble(size, 4 * max(size, count), virtual_stages=virtual)
-        more = f"parallel.pipeline.micro_batches={4 * max(size, count)} idles {percent(then)}"
+def _samples(evidence: Evidence) -> int | None:
+    """Of the smallest batch that a pipeline is given: there are no more micro-batches; ``None``: unknown."""
+    found = [each for each in evidence.facts("batch_size") if isinstance(each, int) and each > 0]
+    return min(found, default=None)
+
+
+def _finer(size: int | None, count: int | None, virtual: int, samples: int | None) -> str:
+    if size is None or count is None:
+        return "Cut batches finer: more micro-batches."
+    wanted = 4 * max(size, count)
+    option = f"parallel.pipeline.micro_batches={wanted}"
+    idles = f"idles {percent(pipeline_bubble(size, wanted, virtual_stages=virtual))}"
+    if samples is None or samples >= wanted:
+        return f"Cut batches finer: {option} {idles}."
+    return f"Cut larger batches finer: {option} with batches of {wanted} samples (now {samples}) {idles}."
+
+
+def _advice(
+    evidence: Evidence, size: int | None, count: int | None, virtual: int, samples: int | None
+) -> tuple[str, ...]:
     idling_less = [each for each in IDLING_LESS if each != evidence.option("parallel.pipeline.schedule")]
     return (
-        f"Cut batches finer: {more}.",
+        _finer(size, count, virtual, samples),
         f"Or a schedule that idles less: parallel.pipeline.schedule={' or '.join(idling_less)}.",
         "Or fewer stages: a smaller parallel.pipeline.size.",
     )

@@ -442,6 +442,29 @@ def test_bubble_of_the_advice_is_that_of_the_schedule(schedule: str, virtual: in
     assert f"micro_batches=16 {then}" in main.advice[0]
 
 
+@pytest.mark.parametrize(
+    ("samples", "now", "then"),
+    [
+        (4, "4 micro-batches idle 43%", "micro_batches=16 with batches of 16 samples (now 4) idles 16%"),
+        (6, "6 micro-batches idle 33%", "micro_batches=24 with batches of 24 samples (now 6) idles 11%"),
+        (32, "8 micro-batches idle 27%", "Cut batches finer: parallel.pipeline.micro_batches=32 idles 9%"),
+    ],
+)
+def test_a_batch_has_no_more_micro_batches_than_samples(samples: int, now: str, then: str) -> None:
+    """The option says how many at most."""
+    options = {**PIPELINE, "parallel.pipeline.micro_batches": 8, "parallel.pipeline.schedule": "1f1b"}
+    main = _main(Model(idle_s=0.028, options=options, facts={"batch_size": samples}))
+    assert now in " ".join(main.evidence)
+    assert then in main.advice[0]
+
+
+def test_one_pipeline_has_nobody_to_share_its_optimizer_with() -> None:
+    model = Model(times_s={Phase.OPTIMIZER: 0.03}, options=PIPELINE, strategy="hierdist pipeline")
+    assert "zero1" not in " ".join(_main(model).advice)
+    of_two = {**PIPELINE, "parallel.pipeline.size": 2}
+    assert "zero1" in " ".join(_main(dataclasses.replace(model, options=of_two)).advice)
+
+
 @pytest.mark.parametrize(("workers", "more"), [(0, 4), (2, 4), (4, 8), (8, 16)])
 def test_more_workers_are_more_than_now(workers: int, more: int) -> None:
     main = _main(Model(times_s={Phase.DATA_WAIT: 0.03}, facts={"workers": workers}))
