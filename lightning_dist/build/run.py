@@ -143,7 +143,7 @@ def open_run(
             world_size=world_size,
             activity=activity,
             holder=_store_holder(store),
-            grace_s=min(3.0, sync.timeout_s / 2),
+            grace_s=min(3.0, sync.timeout_s),
         )
     collectives = Collectives(
         events=events,

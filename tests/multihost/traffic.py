@@ -114,6 +114,7 @@ def count_sum(context: RankContext, numel: int, sync: dict[str, Any]) -> Traffic
             tensor = values_of(context.rank, numel)
             context.barrier()
             before = sent_bytes()
+            context.barrier()  # no rank of the host sends before all have counted
             all_reduce.all_reduce(tensor)
             context.barrier()
             counts.append(sent_bytes() - before)
