@@ -167,7 +167,7 @@ class StateStrategy(RankStrategy):
         with self._naming_failures("looking for a checkpoint"):
             is_sharded = self._is_sharded(path)
         if not is_sharded:
-            return super().load_checkpoint(checkpoint_path, weights_only)
+            return super().load_checkpoint(path, weights_only)
         with self._naming_failures("loading a checkpoint"), self._reading_with_host() as relay:
             return self._load_sharded(sharded.open_checkpoint(open_folder(path), relay=relay), relay)
 
