@@ -206,7 +206,8 @@ class RankStrategy(ParallelStrategy):
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
         """Combine a tensor of every rank that reads other data; what is no tensor is returned as it is.
 
-        The mean of whole numbers has a fraction: Lightning divides a sum by the mean number of samples.
+        The mean of whole numbers has a fraction: Lightning divides a sum by the mean number of samples. A rank that is
+        not in the group keeps what it has.
         """
         if not isinstance(tensor, torch.Tensor):
             return tensor
@@ -215,6 +216,8 @@ class RankStrategy(ParallelStrategy):
         if not dist.is_initialized():
             return tensor
         group = (self._data_group if group is None else group) or _world()
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            return tensor
         op = dist.ReduceOp.SUM if _is_mean(reduce_op) else _named(reduce_op)
         with self._operation("reduce"):
             watchful.all_reduce(tensor, op, group, self._seam)
