@@ -206,7 +206,8 @@ class RankStrategy(ParallelStrategy):
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
         """Combine a tensor of every rank that reads other data; what is no tensor is returned as it is.
 
-        The mean of whole numbers has a fraction: Lightning divides a sum by the mean number of samples.
+        The mean of whole numbers has a fraction: Lightning divides a sum by the mean number of samples. A rank that is
+        not in the group keeps what it has.
         """
         if not isinstance(tensor, torch.Tensor):
             return tensor
@@ -215,10 +216,14 @@ class RankStrategy(ParallelStrategy):
         if not dist.is_initialized():
             return tensor
         group = (self._data_group if group is None else group) or _world()
-        op = dist.ReduceOp.SUM if _is_mean(reduce_op) else _named(reduce_op)
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            return tensor
+        is_mean, is_small = _is_mean(reduce_op), tensor.dtype == torch.float16
+        if is_mean and is_small:  # its sum may be too large
+            tensor.div_(group.size())
         with self._operation("reduce"):
-            watchful.all_reduce(tensor, op, group, self._seam)
-        return tensor.div_(group.size()) if _is_mean(reduce_op) else tensor
+            watchful.all_reduce(tensor, dist.ReduceOp.SUM if is_mean else _named(reduce_op), group, self._seam)
+        return tensor.div_(group.size()) if is_mean and not is_small else tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002  # Lightning's name
         """Whether all ranks say yes, or any; also ranks that share layers, which :meth:`reduce` counts once."""

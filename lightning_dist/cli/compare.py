@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def _print(comparison: Comparison, first: RunSummary, second: RunSummary, argume
 def _row(each: Difference) -> tuple[str, ...]:
     interval = "" if each.low is None or each.high is None else f"{each.low:+.1%} to {each.high:+.1%}"
     what = {
-        Change.UNKNOWN: _too_short(each.times_longer),
+        Change.UNKNOWN: _untold(each.times_longer),
         Change.SAME: "no difference to be seen",
         Change.USUAL: f"within the usual {each.usual or 0:.1%}",
     }
@@ -137,9 +138,11 @@ def _row(each: Difference) -> tuple[str, ...]:
     )
 
 
-def _too_short(times_longer: float | None) -> str:
-    enough = "" if times_longer is None else f"; {times_longer:.1f} times as long might do"
-    return f"too short to tell{enough}"
+def _untold(times_longer: float | None) -> str:
+    """``None``: not because runs are short, but since an earlier release kept something else."""
+    if times_longer is None:
+        return "cannot be tested"
+    return f"too short to tell; {math.ceil(10 * times_longer) / 10:.1f} times as long might do"
 
 
 COMPARE = Command("Compare two runs, metric by metric: what differs by more than chance.", _add_arguments, _run)

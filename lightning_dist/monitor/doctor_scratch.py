@@ -45,5 +45,7 @@ def _enter(folder: Path) -> Path:
 def _is_empty(folder: Path) -> bool:
     try:
         return not any(folder.iterdir())
-    except OSError:  # another doctor has removed it
+    except FileNotFoundError:  # another doctor removed it while this one came, whose script has written since
+        return True
+    except OSError:
         return False

@@ -38,7 +38,7 @@ class Change(str, enum.Enum):
     CHANGED = "changed"  # and neither way is better
     SAME = "same"  # no significant difference
     USUAL = "usual"  # significant, but runs of the first one's configuration differ as much
-    UNKNOWN = "unknown"  # too short to tell
+    UNKNOWN = "unknown"  # too short to tell, or kept by an earlier release in a way that cannot be tested
 
 
 @dataclass(frozen=True)

@@ -313,6 +313,10 @@ def test_a_hosts_scratch_is_there_until_the_last_host_is_done(
     with scratch_for(order), scratch_for(order):
         shutil.rmtree(order.scratch)  # as two that leave at once do
     assert not order.scratch.exists()
+    with scratch_for(order):
+        shutil.rmtree(order.scratch)  # as one that leaves while this one comes
+        checkpoint.parent.mkdir(parents=True)
+    assert not order.scratch.exists()
     assert list(Path(order.folder).iterdir()) == []
 
 

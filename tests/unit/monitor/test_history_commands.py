@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -146,6 +147,20 @@ def test_compare_names_what_it_cannot_read(history: Path, capsys: pytest.Capture
     (history / "torn.json").write_text("{")
     assert main(["compare", "run1", "run2", "--history", str(history)]) == 0
     assert "torn.json cannot be read" in capsys.readouterr().err
+
+
+def test_compare_says_why_it_cannot_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of runs one step too short, and of what an earlier release kept medians of."""
+    short = summarise(made_run([1.0, 1.1] * 17, ranks=1, run_id="short"))
+    assert (short.metrics["step"].count, short.metrics["step"].block_length) == (31, 4)
+    medians = replace(short.metrics["data_wait"], of_means=False)
+    earlier = replace(short, run_id="earlier", metrics={**short.metrics, "data_wait": medians})
+    for run in (short, earlier):
+        write_summary(tmp_path, run)
+    assert main(["compare", "earlier", "short", "--history", str(tmp_path)]) == 0
+    rows = {row.split("│")[1].strip(): row for row in capsys.readouterr().out.splitlines() if "│" in row}
+    assert "too short to tell; 1.1 times as long might do" in rows["step"]
+    assert "cannot be tested" in rows["data_wait"]
 
 
 def test_what_options_hold_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from lightning_dist.config.pipeline import ONE_STAGE, SPLIT_BACKWARD, for_batch
 from lightning_dist.laws import pipeline_bubble
 from lightning_dist.monitor.diagnosis.claim import Claim
@@ -56,7 +58,7 @@ def _samples(evidence: Evidence) -> int | None:
 def _finer(size: int | None, count: int | None, virtual: int, samples: int | None) -> str:
     if size is None or count is None:
         return "Cut batches finer: more micro-batches."
-    wanted = 4 * max(size, count)
+    wanted = math.ceil(4 * max(size, count) / size) * size  # each schedule takes a multiple of the ranks
     option = f"parallel.pipeline.micro_batches={wanted}"
     idles = f"idles {percent(pipeline_bubble(size, wanted, virtual_stages=virtual))}"
     if samples is None or samples >= wanted:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 
+from lightning_dist.config.pipeline import PIPELINE_SCHEDULES, PipelineConfig
 from lightning_dist.monitor.diagnosis import diagnose
 from lightning_dist.monitor.diagnosis.rules import RULES
 from lightning_dist.monitor.record import Phase
@@ -456,6 +458,15 @@ def test_a_batch_has_no_more_micro_batches_than_samples(samples: int, now: str, 
     main = _main(Model(idle_s=0.028, options=options, facts={"batch_size": samples}))
     assert now in " ".join(main.evidence)
     assert then in main.advice[0]
+
+
+@pytest.mark.parametrize("schedule", PIPELINE_SCHEDULES)
+def test_the_micro_batches_of_the_advice_can_be_set(schedule: str) -> None:
+    """Interleaved ones take no 16 on three ranks."""
+    options = {**PIPELINE, "parallel.pipeline.size": 3, "parallel.pipeline.schedule": schedule}
+    said = re.search(r"micro_batches=(\d+)", _main(Model(hosts=["a"] * 3, idle_s=0.028, options=options)).advice[0])
+    assert said is not None
+    assert PipelineConfig(size=3, schedule=schedule, micro_batches=int(said[1])).micro_batches == 18
 
 
 def test_one_pipeline_has_nobody_to_share_its_optimizer_with() -> None:
