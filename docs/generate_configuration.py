@@ -23,6 +23,7 @@ GROUPS = {  # group -> names of its schemas
     "optimizer": ("optimizer_adamw", "optimizer_sgd"),
     "trainer": ("trainer",),
     "checkpoint": ("checkpoint",),
+    "elastic": ("elastic",),
     "monitor": ("monitor",),
 }
 

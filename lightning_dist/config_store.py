@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import AnyNode, DictConfig, OmegaConf
 
 from lightning_dist.config import (
+    ElasticConfig,
     MonitorConfig,
     ParallelConfig,
     RecomputeConfig,
@@ -57,6 +58,7 @@ SCHEMAS: dict[str, type] = {
     "optimizer_sgd": SGDConfig,
     "trainer": TrainerConfig,
     "checkpoint": RunCheckpointConfig,
+    "elastic": ElasticConfig,
     "monitor": MonitorConfig,
 }
 

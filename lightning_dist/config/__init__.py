@@ -8,6 +8,7 @@ themselves when made, so that a bad value is refused before any process starts.
 from lightning_dist.config.checkpoint import CHECKPOINT_PRESETS, ON_FAILURE, WHEN_BUSY, CheckpointConfig
 from lightning_dist.config.checks import BYTE_UNITS, MIB, parse_bytes
 from lightning_dist.config.data import EPOCHS, LAST_BATCHES, ON_UNREADABLE, READERS, DataConfig
+from lightning_dist.config.elastic import BATCHES, ELASTIC_PRESETS, RATES, ElasticConfig
 from lightning_dist.config.monitor import MONITOR_PRESETS, MonitorConfig
 from lightning_dist.config.parallel import (
     PARALLEL_MODES,
@@ -34,11 +35,14 @@ from lightning_dist.config.sync import SHARED_MEMORY_CHOICES, SYNC_ALGORITHMS, S
 from lightning_dist.config.topology import TIER_CHOICES, TOPOLOGY_PRESETS, ProbeConfig, TopologyConfig
 
 __all__ = [
+    "BATCHES",
     "BYTE_UNITS",
     "CHECKPOINT_PRESETS",
     "CheckpointConfig",
     "DataConfig",
+    "ELASTIC_PRESETS",
     "EPOCHS",
+    "ElasticConfig",
     "LAST_BATCHES",
     "LOSS_REDUCTIONS",
     "MIB",
@@ -52,6 +56,7 @@ __all__ = [
     "ParallelConfig",
     "PipelineConfig",
     "ProbeConfig",
+    "RATES",
     "READERS",
     "RECOMPUTE_MODES",
     "RECOMPUTE_PRESETS",

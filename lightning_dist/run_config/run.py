@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_dist.capabilities import refuse_combinations
-from lightning_dist.config import MonitorConfig, ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import (
+    ElasticConfig,
+    MonitorConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    SyncConfig,
+    TopologyConfig,
+)
 from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.run_config.checkpoint import RunCheckpointConfig
 from lightning_dist.run_config.checks import check_number
@@ -37,6 +44,7 @@ class RunConfig:
         optimizer: How it is trained: an AdamW or SGD config.
         trainer: How long, on what, how often things happen.
         checkpoint: What outlives the run.
+        elastic: What becomes of it when a rank or a host fails.
         monitor: How the run is watched.
     """
 
@@ -55,6 +63,7 @@ class RunConfig:
     optimizer: Any = field(default_factory=AdamWConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     checkpoint: RunCheckpointConfig = field(default_factory=RunCheckpointConfig)
+    elastic: ElasticConfig = field(default_factory=ElasticConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:

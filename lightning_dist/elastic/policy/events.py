@@ -1,0 +1,143 @@
+"""What the leader hears, as values; :class:`~lightning_dist.elastic.policy.machine.Policy` reacts to each."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from lightning_dist.config.elastic import ElasticConfig
+
+
+class Cause(str, enum.Enum):
+    """Why a rank or a host is to be replaced."""
+
+    EXIT = "exit"  # a process ended with an error
+    SIGNAL = "signal"  # a process was killed
+    OUT_OF_MEMORY = "out_of_memory"  # by the kernel
+    HANG = "hang"  # no progress within its deadline
+    HOST_LOST = "host_lost"  # its agent is gone, or silent
+    UNHEALTHY = "unhealthy"  # it did not pass its check
+    PREEMPTED = "preempted"  # it was told to end
+    START = "start"  # a round did not come to its first step
+
+
+@dataclass(frozen=True)
+class HostReady:
+    """A host is there, checked, and waits for a round."""
+
+    host: str
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """A host's agent is gone.
+
+    Attributes:
+        is_certain: Its process is known to be dead (the connection was closed); else it is silent, and may live on.
+    """
+
+    host: str
+    is_certain: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class HostLeaves:
+    """A host says that it is to end (preemption, SIGTERM to its agent)."""
+
+    host: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class HostUnhealthy:
+    """A host has failed its check."""
+
+    host: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class WorkerFailed:
+    """A rank has ended with an error, was killed, or hangs.
+
+    Attributes:
+        round: In which; what belongs to an earlier one is old news.
+        rank: Global.
+    """
+
+    host: str
+    round: int
+    rank: int
+    cause: Cause
+    detail: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class RoundStopped:
+    """A host has ended its ranks of a round, and would start others."""
+
+    host: str
+    round: int
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """All ranks of a host have done the first step of a round."""
+
+    host: str
+    round: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot of a step is committed."""
+
+    round: int
+    step: int
+
+
+@dataclass(frozen=True)
+class RoundDone:
+    """All ranks of a host have ended well."""
+
+    host: str
+    round: int
+
+
+@dataclass(frozen=True)
+class OptionsTold:
+    """The script has said what its ``elastic`` options are."""
+
+    options: ElasticConfig
+
+
+@dataclass(frozen=True)
+class EndAsked:
+    """Somebody wants the run to end (SIGINT, SIGTERM to the leader's group)."""
+
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    HostReady
+    | HostLost
+    | HostLeaves
+    | HostUnhealthy
+    | WorkerFailed
+    | RoundStopped
+    | FirstStep
+    | Snapshot
+    | RoundDone
+    | OptionsTold
+    | EndAsked
+    | Tick
+)

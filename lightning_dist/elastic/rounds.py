@@ -1,0 +1,51 @@
+"""A round: the ranks that train together, from a start to the next change of who takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A host in a round.
+
+    Attributes:
+        host: Its name.
+        address: Under which the others reach it.
+        num_ranks: How many ranks it runs.
+    """
+
+    host: str
+    address: str
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """Who trains together.
+
+    Attributes:
+        number: From 1; it only grows, whoever leads.
+        seats: The hosts by node rank.
+        store_address: Where the agents' store of this round is, with ``store_port``.
+        store_port: See above; never one of an earlier round.
+        run: Names the run, the same for all its rounds and hosts.
+        reason: Why there is a new one, for people.
+    """
+
+    number: int
+    seats: tuple[Seat, ...]
+    store_address: str
+    store_port: int
+    run: str
+    reason: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(seat.num_ranks for seat in self.seats)
+
+    def first_rank(self, host: str) -> int:
+        """The global rank of a host's first."""
+        names = [seat.host for seat in self.seats]
+        return sum(seat.num_ranks for seat in self.seats[: names.index(host)])
