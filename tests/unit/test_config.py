@@ -290,7 +290,7 @@ def test_plans_are_names_or_mappings() -> None:
         ("+sync.chunk=1", "the options of sync are"),
         ("topology.probe.enable=1", "the options of topology.probe are: enabled, budget_s"),
         ("model.heads=1", "n_head.*n_hidden"),
-        ("elastic=full", "elastic is unknown; the options of the run are: name, seed"),
+        ("planner=full", "planner is unknown; the options of the run are: name, seed"),
         ("sync.timeout=1", "Did you mean timeout_s?"),
     ],
 )
