@@ -188,9 +188,7 @@ async def _dial(endpoint: Endpoint, secret: bytes, pace: Pace) -> Channel:
     return Channel(reader, writer, pace)
 
 
-async def _prove(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, is_server: bool
-) -> None:
+async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, is_server: bool) -> None:
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     proof = wire.Proof(secret, _ROLES, is_server)

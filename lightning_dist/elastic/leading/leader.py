@@ -147,9 +147,7 @@ class Leader:
             await replaced.channel.close("it called again")
             if replaced.hello.instance != hello.instance:
                 await self.hear(HostLost(hello.host, True, "its agent was started anew"))
-        channel.send(
-            {"kind": "welcome", "host": self.duties.host, "term": self.duties.term, "run": self.duties.run}
-        )
+        channel.send({"kind": "welcome", "host": self.duties.host, "term": self.duties.term, "run": self.duties.run})
         try:
             await self._greet(member)
             loss = await self._listen(member)
@@ -180,7 +178,7 @@ class Leader:
 
     def _why_not(self, hello: Hello) -> str | None:
         if hello.run is not None and hello.run != self.duties.run:
-            return f"the run here is {self.duties.run!r}, not {hello.run!r}; give all hosts the same --run and --rendezvous"
+            return f"the run here is {self.duties.run!r}, not {hello.run!r}; give all hosts the same --run"
         return None
 
     async def _greet(self, member: _Member) -> None:

@@ -1,9 +1,9 @@
 """Events, rounds and orders as JSON, and back: what an agent and its leader say to each other.
 
 A message is an object whose ``kind`` names it. From a member to the leader: ``hello`` (:class:`Hello`), ``told`` (an
-event), ``leave``. From the leader: ``welcome`` or ``refused``, ``round``, ``stop``, ``end``, ``memory`` (what the next
-leader is to know). Anybody: ``status``, which is answered with one (:class:`Status`) whether one leads or not; ``ping``;
-``parting``, the last before a connection is closed on purpose, so that it is not taken for the death of a process.
+event). From the leader: ``welcome`` or ``refused``, ``round``, ``stop``, ``end``, ``memory`` (what the next
+leader is to know). Anybody: ``status``, which is answered with one (:class:`Status`) whether one leads or not;
+``ping``; ``parting``, the last before a connection is closed on purpose.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def hello_from_json(value: Mapping[str, Any]) -> Hello:
         raise ConnectionError(f"a hello comes first, not {value.get('kind')!r}")
     if value.get("format") != FORMAT:
         raise ConnectionError(
-            f"host {value.get('host')} speaks version {value.get('format')} of the agents' messages, this one {FORMAT}; "
-            "install the same version of lightning_dist on all hosts"
+            f"host {value.get('host')} speaks version {value.get('format')} of the agents' messages, this one "
+            f"{FORMAT}; install the same version of lightning_dist on all hosts"
         )
     try:
         own = {

@@ -170,7 +170,11 @@ class Node:
         except BaseException as error:
             await channel.close(f"not joined: {error}")
             raise
-        self._state.leader, self._state.term, self._state.run = str(reply["host"]), int(reply["term"]), str(reply["run"])
+        self._state.leader, self._state.term, self._state.run = (
+            str(reply["host"]),
+            int(reply["term"]),
+            str(reply["run"]),
+        )
         self._leader_index = index
         return channel
 
