@@ -17,9 +17,9 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_dist.capture.commit import commit_of_script
-from lightning_dist.capture.launched import launched
 from lightning_dist.capture.loader_facts import loader_facts
 from lightning_dist.capture.options import options_of, strategy_name
+from lightning_dist.elastic.launched import launched
 from lightning_dist.monitor.peaks import peak_flops as peak_flops_of
 from lightning_dist.monitor.record import RankHeader, RunFacts
 from lightning_dist.topology.discover import host_identity
@@ -46,7 +46,7 @@ def run_facts(
         versions={"python": platform.python_version(), **_versions()},
         peak_flops=peak_flops if peak_flops is not None else _peak_flops(trainer),
         flops_per_sample=flops_per_sample,
-        run=launch.run,
+        run=launch.run or "",
         round=launch.round,
         record=launch.record,
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from lightning_dist import incidents
-from lightning_dist.capture.launched import Launched, launched
 from lightning_dist.cli import main
 from lightning_dist.errors import RecordError
 from lightning_dist.monitor.history.folder import read_history
@@ -131,23 +130,6 @@ def test_facts_say_which_start_of_which_run_it_is(tmp_path: Path) -> None:
     }
     path.write_text(json.dumps(old))
     assert (read_facts(tmp_path).run, read_facts(tmp_path).round, read_facts(tmp_path).record) == ("", 1, None)
-
-
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [
-        ({}, Launched()),
-        ({"HIERDIST_RUN": "a", "HIERDIST_ROUND": "3", "HIERDIST_RECORD": "/r"}, Launched("a", 3, "/r")),
-        ({"HIERDIST_RUN": "a", "TORCHELASTIC_RUN_ID": "b", "TORCHELASTIC_RESTART_COUNT": "5"}, Launched("a", 1)),
-        ({"TORCHELASTIC_RUN_ID": "b", "TORCHELASTIC_RESTART_COUNT": "2"}, Launched("b", 3)),
-        ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2"}, Launched()),
-        ({"SLURM_JOB_ID": "7"}, Launched("7", 1)),
-        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, Launched("7", 2)),
-        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "many"}, Launched("7", 1)),
-    ],
-)
-def test_launchers_name_the_run_and_count_its_starts(environ: dict[str, str], found: Launched) -> None:
-    assert launched(environ) == found
 
 
 def test_a_run_is_judged_with_all_its_rounds(run: Path, tmp_path: Path) -> None:
