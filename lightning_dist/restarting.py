@@ -120,7 +120,7 @@ class GoingOn:
 
     def _folders(self) -> list[str]:
         found = [str(each.dirpath) for each in self._callbacks if each.dirpath is not None]
-        return list(dict.fromkeys(found)) or [default_folder(self._trainer)]
+        return list(dict.fromkeys(found)) or [checkpoint_folder(self._trainer)]
 
     def _resume(self, asked: Any, weights_only: bool | None) -> None:
         connector: Any = self._trainer._checkpoint_connector
@@ -174,8 +174,11 @@ class GoingOn:
         return Lineage(self._launched.run, math.inf if begun_s is None else begun_s)
 
 
-def default_folder(trainer: pl.Trainer) -> str:
-    """Where checkpoints go that no callback has a folder for."""
+def checkpoint_folder(trainer: pl.Trainer) -> str:
+    """Where checkpoints go that no callback asks for: the first callback's folder, else one below the Trainer's."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
+            return str(callback.dirpath).rstrip("/")
     return f"{str(trainer.default_root_dir).rstrip('/')}/checkpoints"
 
 

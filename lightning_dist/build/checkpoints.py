@@ -164,8 +164,8 @@ class CheckpointSaver:
         """Begin a save; with ``mode=sharded``, also end it.
 
         Args:
-            folder: Of the checkpoint; one that is there is replaced. ``None``: it is written to memory only, and that it
-                fails costs nothing but a warning.
+            folder: Of the checkpoint; one that is there is replaced. ``None``: it is written to memory only, and a
+                failure is a warning.
             tensors: What this rank holds, under the names of the checkpoint; the same names in the same order on ranks
                 that hold the same.
             objects: By names that differ between ranks where the objects do.

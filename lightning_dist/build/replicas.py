@@ -53,6 +53,11 @@ class Kept(NamedTuple):
     checkpoint: Checkpoint
     presence: socket.socket | None
 
+    @property
+    def name(self) -> str:
+        """Of the checkpoint, without what makes its folder in memory one of its own."""
+        return self.checkpoint.folder.url.rpartition("/")[2].rpartition("@")[0]
+
 
 class Replicas:
     """Keeps the newest checkpoint of a run in memory; every rank has one.

@@ -323,7 +323,10 @@ def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
     """The same save in storage; ``None`` if it was read from there, or another is there by now."""
     if opened.stored_at is None:
         return None
-    found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
+    try:
+        found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
+    except CheckpointError:  # it was written to memory only
+        return None
     if found.manifest.save_id != opened.manifest.save_id:
         return None
     return replace(opened, folder=found.folder, manifest=found.manifest, stored_at=None)
