@@ -101,6 +101,21 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How a host gets on; told now and then, and old once there is a newer one.
+
+    Attributes:
+        step: Done by all its ranks.
+        own_s: By local rank, seconds of the last step in which it waited for no other rank.
+    """
+
+    host: str
+    round: int
+    step: int
+    own_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class RoundDone:
     """All ranks of a host have ended well."""
 
@@ -136,6 +151,7 @@ Event = (
     | RoundStopped
     | FirstStep
     | Snapshot
+    | Progress
     | RoundDone
     | OptionsTold
     | EndAsked
