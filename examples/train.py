@@ -7,6 +7,7 @@
     python examples/train.py model=gpt-tiny sync=flat data.path=my_texts/
     python examples/train.py -m sync=flat,hierarchical,bf16      # one job after the other
     torchrun --nproc-per-node=4 examples/train.py trainer.devices=4
+    hierdist launch --hosts 1:2 --ranks-per-host 2 -- python examples/train.py elastic=degrade
     python examples/train.py --help                              # the groups and their options
 """
 
@@ -85,6 +86,7 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
     """A Trainer with our strategy that writes into ``folder``."""
     arguments = asdict(run.trainer)
     arguments["devices"] = _devices(run, os.environ)
+    arguments["num_nodes"] = _num_nodes(run, os.environ)
     show_progress = arguments.pop("enable_progress_bar")
     logger = TensorBoardLogger(folder, name="tensorboard", version="") if arguments.pop("logger") else False
     monitor = replace(run.monitor, folder=run.monitor.folder or str(folder / "monitor"))
@@ -119,6 +121,7 @@ def make_trainer(run: RunConfig, folder: Path, *, validate: bool) -> pl.Trainer:
             topology=run.topology,
             recompute=run.recompute,
             checkpoint=keep.of_strategy,
+            elastic=run.elastic,
         ),
         default_root_dir=folder,
         logger=logger,
@@ -202,6 +205,14 @@ def _devices(run: RunConfig, environ: os._Environ[str]) -> Any:
         run.trainer.accelerator == "auto" and torch.cuda.is_available()
     )
     return "auto" if on_gpu else 2
+
+
+def _num_nodes(run: RunConfig, environ: os._Environ[str]) -> int:
+    """Hosts: as many as a launcher outside has started."""
+    if run.trainer.num_nodes != "auto":
+        return int(run.trainer.num_nodes)
+    is_alone = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")  # an allocation in which the script runs once
+    return int(environ.get("GROUP_WORLD_SIZE") or (not is_alone and environ.get("SLURM_NNODES")) or 1)
 
 
 @hydra.main(version_base="1.3", config_path="pkg://lightning_dist.conf", config_name="train")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from lightning_dist.config import ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import ElasticConfig, ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
 from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
@@ -44,9 +44,11 @@ def without_effect(
     topology: TopologyConfig,
     parallel: ParallelConfig,
     recompute: RecomputeConfig,
+    elastic: ElasticConfig | None = None,
     *,
     num_hosts: int,
     device_type: str,
+    has_agent: bool = False,
 ) -> tuple[str, ...]:
     """What was set and does nothing here, each with the reason and what to write instead.
 
@@ -55,10 +57,17 @@ def without_effect(
         topology: Who sits where, as configured.
         parallel: What becomes of the model.
         recompute: Which blocks run again in backward.
+        elastic: What is to become of failures; ``None``: nobody has said.
         num_hosts: Hosts that were found.
         device_type: ``cpu`` or ``cuda``.
+        has_agent: Whether ``hierdist launch`` has started the ranks.
     """
     said = []
+    if elastic is not None and elastic.mode != "off" and not has_agent:
+        said.append(
+            f"elastic={elastic.mode} has no effect without an agent that starts ranks again: start the script with "
+            "hierdist launch --hosts MIN:MAX --ranks-per-host N -- python ..., or write elastic=off"
+        )
     if topology.tiers == "flat" and sync.algorithm == "hierarchical":
         said.append(
             "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "

@@ -87,7 +87,8 @@ class RankLauncher(_SubprocessScriptLauncher):
             LaunchError: The launcher outside started another number of processes, or a rank has already failed.
         """
         check_environment(self.num_processes, self.num_nodes, os.environ)
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        if "TORCHELASTIC_RUN_ID" not in os.environ:  # Lightning refuses hosts of different sizes there
+            self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             self._call_children_scripts()
         elif _ranks is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Generator
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from lightning_dist.comm.collectives import Collectives
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loading.loader import ShardedLoader
 from lightning_dist.data.loading.open_loaders import OpenLoaders
+from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.events import EventStream
 from lightning_dist.launch import FunctionLauncher, RankLauncher
@@ -66,7 +68,8 @@ class RankStrategy(ParallelStrategy):
         self.topology_config = topology
         self.start_method = start_method
         self.events = EventStream()
-        self._num_nodes = 1
+        self.launched = launched(os.environ)
+        self._num_nodes = self.launched.num_hosts or 1
         self._process_group_backend = process_group_backend
         self._run: build.RunContext | None = None
         self._agreement: Agreement | None = None
@@ -88,12 +91,12 @@ class RankStrategy(ParallelStrategy):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes the Trainer was given."""
+        """Number of nodes the Trainer was given; under ``hierdist launch`` those of this round."""
         return self._num_nodes
 
     @num_nodes.setter
     def num_nodes(self, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
+        self._num_nodes = self.launched.num_hosts or num_nodes
 
     @property
     def num_processes(self) -> int:

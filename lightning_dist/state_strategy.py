@@ -19,7 +19,8 @@ from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.catalog import Checkpoint
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.comm.host_relay import HostRelay
-from lightning_dist.config import CheckpointConfig, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import CheckpointConfig, ElasticConfig, ParallelConfig, SyncConfig, TopologyConfig
+from lightning_dist.elastic.agent_folder import tell_options
 from lightning_dist.errors import CheckpointError
 from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
@@ -37,6 +38,7 @@ class StateStrategy(RankStrategy):
         sync: How gradients travel.
         topology: Who sits where.
         checkpoint: How checkpoints are written.
+        elastic: What is to become of failures; ``None``: the launcher knows.
         **others: Arguments of :class:`~lightning_dist.rank_strategy.RankStrategy`.
     """
 
@@ -46,16 +48,25 @@ class StateStrategy(RankStrategy):
         sync: SyncConfig,
         topology: TopologyConfig,
         checkpoint: CheckpointConfig,
+        *,
+        elastic: ElasticConfig | None = None,
         **others: Any,
     ) -> None:
         super().__init__(parallel, sync, topology, **others)
         self.checkpoint_config = checkpoint
+        self.elastic_config = elastic
         self._was_on_meta = False
         self._mode: Mode | None = None
         self._saver: build.CheckpointSaver | None = None
         self._logged: build.Saved | None = None
         self._saves_at_once = False
         self._presence: socket.socket | None = None  # what is in memory stays there until this run has saved, too
+
+    def setup_environment(self) -> None:
+        """Join the other ranks, and let the agent of this host know what is to become of failures."""
+        super().setup_environment()
+        if self.elastic_config is not None and self.launched.agent is not None and self.local_rank == 0:
+            tell_options(self.launched.agent, self.elastic_config)
 
     def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
         """At the start of a fit."""

@@ -27,11 +27,13 @@ from lightning_dist.capabilities import refuse_combinations, without_effect
 from lightning_dist.comm.agreement import DelayedVote
 from lightning_dist.config import (
     CHECKPOINT_PRESETS,
+    ELASTIC_PRESETS,
     PARALLEL_PRESETS,
     RECOMPUTE_PRESETS,
     SYNC_PRESETS,
     TOPOLOGY_PRESETS,
     CheckpointConfig,
+    ElasticConfig,
     ParallelConfig,
     RecomputeConfig,
     SyncConfig,
@@ -67,6 +69,9 @@ class HierDistStrategy(StateStrategy):
         checkpoint: How checkpoints are written: ``"full"`` (Lightning's own files), ``"sharded"`` or
             ``"async_sharded"`` (folders into which all ranks write), a mapping or a
             :class:`~lightning_dist.config.CheckpointConfig`. Any of them can be loaded, whatever is written.
+        elastic: What becomes of the run when a rank or a host fails, under ``hierdist launch``: ``"off"``,
+            ``"restart"``, ``"degrade"``, a mapping or an :class:`~lightning_dist.config.ElasticConfig`; ``None`` leaves
+            it to the command.
         accelerator: Set by the Trainer.
         parallel_devices: Set by the Trainer.
         cluster_environment: Who launched the processes; found if not given.
@@ -93,6 +98,7 @@ class HierDistStrategy(StateStrategy):
         *,
         recompute: str | Mapping[str, Any] | RecomputeConfig = "off",
         checkpoint: str | Mapping[str, Any] | CheckpointConfig = "full",
+        elastic: str | Mapping[str, Any] | ElasticConfig | None = None,
         accelerator: pl.accelerators.Accelerator | None = None,
         parallel_devices: list[torch.device] | None = None,
         cluster_environment: ClusterEnvironment | None = None,
@@ -120,6 +126,7 @@ class HierDistStrategy(StateStrategy):
             sync_config,
             topology_config,
             checkpoint_config,
+            elastic=None if elastic is None else resolve("elastic", elastic, ElasticConfig, ELASTIC_PRESETS),
             process_group_backend=process_group_backend,
             start_method=start_method,
             accelerator=accelerator,
@@ -226,8 +233,10 @@ class HierDistStrategy(StateStrategy):
             self.topology_config,
             self.parallel_config,
             self.recompute_config,
+            self.elastic_config,
             num_hosts=self._run.cluster.num_hosts,
             device_type=self.root_device.type,
+            has_agent=self.launched.agent is not None,
         ):
             rank_zero_warn(said)
 

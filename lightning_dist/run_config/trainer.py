@@ -23,7 +23,7 @@ class TrainerConfig:
         max_time: Wall-clock limit as ``DD:HH:MM:SS``; ``None`` means no limit.
         accelerator: ``auto``, ``cpu``, ``gpu`` or ``cuda``.
         devices: Processes a host: a number, a list of device indices, or ``auto`` (one a GPU, or 2 on CPU).
-        num_nodes: Hosts.
+        num_nodes: Hosts: a number, or ``auto``: as many as a launcher outside has started, else 1.
         precision: ``32-true``, ``16-mixed``, ``bf16-mixed`` or ``bf16-true``.
         accumulate_grad_batches: Micro-batches a rank and optimizer step.
         gradient_clip_val: Largest gradient norm (or value); ``None`` means no clipping.
@@ -47,7 +47,7 @@ class TrainerConfig:
     max_time: str | None = None
     accelerator: str = "auto"
     devices: Any = "auto"
-    num_nodes: int = 1
+    num_nodes: Any = "auto"
     precision: str = "32-true"
     accumulate_grad_batches: int = 1
     gradient_clip_val: float | None = 1.0
@@ -75,7 +75,9 @@ class TrainerConfig:
             raise CombinationError(
                 "the run would never end: give trainer.max_steps, trainer.max_epochs or trainer.max_time"
             )
-        for name in ("num_nodes", "accumulate_grad_batches", "log_every_n_steps"):
+        if self.num_nodes != "auto":
+            check_number("trainer.num_nodes", self.num_nodes, low=1, whole=True)
+        for name in ("accumulate_grad_batches", "log_every_n_steps"):
             check_number(f"trainer.{name}", getattr(self, name), low=1, whole=True)
         check_number("trainer.num_sanity_val_steps", self.num_sanity_val_steps, low=0, whole=True)
         if self.gradient_clip_val is not None:

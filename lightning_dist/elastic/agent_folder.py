@@ -1,0 +1,63 @@
+"""Files in the folder that an agent shares with the ranks of its host; each appears whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning_dist.config import ElasticConfig
+from lightning_dist.config.resolve import from_mapping
+from lightning_dist.errors import ConfigError
+
+OPTIONS_FILE = "options.json"
+
+
+def tell_options(folder: Path, config: ElasticConfig) -> None:
+    """Let the agent know what the script wants to become of failures."""
+    write_json(folder / OPTIONS_FILE, asdict(config))
+
+
+def told_options(folder: Path) -> ElasticConfig | None:
+    """What the script wants; ``None``: it has not said so yet.
+
+    Raises:
+        ConfigError: The file is no such thing, e.g. that of another version.
+    """
+    found = read_json(folder / OPTIONS_FILE)
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{folder / OPTIONS_FILE} holds no options: {found!r}")
+    return from_mapping("elastic", found, ElasticConfig)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a small file that is there as a whole once it is there; readable by this user only."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """What :func:`write_json` wrote; ``None`` if it is not there.
+
+    Raises:
+        ConfigError: It is no JSON.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
