@@ -1,0 +1,55 @@
+"""What the checks of a host are to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_dist.elastic.health.limits import HealthLimits
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody whom this host must reach.
+
+    Attributes:
+        address: Name or address.
+        port: Of TCP; somebody listens there.
+    """
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to check.
+
+    Attributes:
+        folders: Where the run will write, e.g. checkpoints and logs; each is checked.
+        peers: Whom the host must reach.
+        limits: What is allowed.
+    """
+
+    folders: tuple[str, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    limits: HealthLimits = field(default_factory=HealthLimits)
+
+    def to_text(self) -> str:
+        """For the process that checks."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Request:
+        """The inverse of :meth:`to_text`."""
+        given: dict[str, Any] = json.loads(text)
+        return cls(
+            folders=tuple(given["folders"]),
+            peers=tuple(Peer(**peer) for peer in given["peers"]),
+            limits=HealthLimits(**given["limits"]),
+        )
