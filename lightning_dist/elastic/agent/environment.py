@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from lightning_dist.elastic.detect.board import AGENT_VARIABLE
+from lightning_dist.elastic.launched import AGENT_VARIABLE, ROUND_VARIABLE, RUN_VARIABLE
 from lightning_dist.elastic.rounds import Round
 
-RUN_VARIABLE = "HIERDIST_RUN"
-ROUND_VARIABLE = "HIERDIST_ROUND"
 HOST_VARIABLE = "HIERDIST_HOST"
 RECORD_VARIABLE = "HIERDIST_RECORD"
 _ROLE = "default"
