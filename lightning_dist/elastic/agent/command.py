@@ -1,4 +1,4 @@
-"""What a user's command line runs: a Python script, a Python module, or another program. Pure but for a look at files."""
+"""What a user's command line runs: a Python script, a Python module, or another program."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Program:
 
 
 def parse_command(words: Sequence[str], *, interpreter: str = sys.executable) -> Program:
-    """What the words after ``--`` say: ``python train.py ...``, ``train.py ...``, ``-m package.train ...``, ``./any ...``.
+    """What the words after ``--`` say: ``python train.py``, ``train.py``, ``-m package.train``, ``./any``.
 
     A Python that is not this one, or that is given options other than ``-u``, is a program like any other.
 

@@ -32,11 +32,6 @@ class Exit:
     detail: str
     is_consequence: bool = False
 
-    @property
-    def exit_code(self) -> int:
-        """As a shell tells it."""
-        return self.status if self.status >= 0 else 128 - self.status
-
 
 def exit_of(local_rank: int, status: int, *, words: Path, was_short_of_memory: Callable[[], bool]) -> Exit:
     """Put together what is known.

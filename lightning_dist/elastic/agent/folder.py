@@ -1,4 +1,4 @@
-"""The agent's private folder, which it shares with the ranks of its host: the board, their options, their last words."""
+"""The agent's private folder, which it shares with the ranks of its host: board, options, last words."""
 
 from __future__ import annotations
 

@@ -44,6 +44,9 @@ class Orders:
         self._own_end: End | None = None
         self.leaving: End | None = None
         """How this agent ends once its ranks have stopped: it was told to leave."""
+        self.is_interrupted = False
+        """Somebody has pressed Ctrl-C, or closed the terminal."""
+        self._hurries = False
 
     def next(self, timeout_s: float = TURN_S, *others: HasDescriptor) -> Stop | End | None:
         """An order; ``None``: there is none within the time, or one of the others has something to say.
@@ -63,6 +66,11 @@ class Orders:
             if any(one is not self._signals for one in ready):
                 return self._now()
 
+    def is_hurried(self) -> bool:
+        """Whether somebody has sent a second signal: nothing is waited for any more."""
+        self._now()
+        return self._hurries
+
     def _now(self) -> Stop | End | None:
         for number in self._signals.take():
             self._hear(number)
@@ -79,4 +87,6 @@ class Orders:
         self._say(f"{name}: all ranks end now")
         if number not in PREEMPTION:
             self._session.tell(EndAsked(detail=end.reason))
+        self.is_interrupted = self.is_interrupted or number not in PREEMPTION
+        self._hurries = self._hurries or self._own_end is not None or number in PREEMPTION
         self._own_end = self._own_end or end

@@ -40,7 +40,7 @@ class _Stream:
 
 
 def split_pieces(data: bytes) -> tuple[list[bytes], bytes]:
-    """Cut into lines with their ends (``\\n``, ``\\r\\n`` or ``\\r``), and what has no end yet."""
+    """Cut into lines with their ends (line feed, carriage return or both), and what has no end yet."""
     pieces = [match.group() for match in _PIECE.finditer(data)]
     return pieces, data[sum(map(len, pieces)) :]
 
@@ -102,7 +102,7 @@ class Output:
         for target in self._targets:
             reader, writer = os.pipe()
             log_file = None if file is None else os.fdopen(os.dup(file.fileno()), "ab", buffering=0)
-            self._selector.register(reader, selectors.EVENT_READ, _Stream(prefix, target, log_file))  # type: ignore[arg-type]
+            self._selector.register(reader, selectors.EVENT_READ, _Stream(prefix, target, log_file))
             writers.append(writer)
         if file is not None:
             file.close()

@@ -88,7 +88,7 @@ class RankGroup:
         for local_rank in self.running if local_ranks is None else local_ranks:
             self._board.cell(local_rank).order(order, self._number)
 
-    def signal(self, number: int, local_ranks: Sequence[int] | None = None) -> None:
+    def send(self, number: int, local_ranks: Sequence[int] | None = None) -> None:
         """Send ranks a signal, to all if none are named; what they have started gets none."""
         for local_rank in self.running if local_ranks is None else local_ranks:
             with suppress(ProcessLookupError):
@@ -107,19 +107,19 @@ class RankGroup:
         self.collect()
         heard = self.beats()
         self.order(Order.RELEASE, [local_rank for local_rank in self.running if local_rank in heard])
-        self.signal(warning, [local_rank for local_rank in self.running if local_rank not in heard])
+        self.send(warning, [local_rank for local_rank in self.running if local_rank not in heard])
         if not self.wait(grace_s):
             self._kill_groups()
             self.wait(_KILL_S)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until all have ended, at most so many seconds; whether they have."""
+    def wait(self, timeout_s: float, *, until: Callable[[], bool] = bool) -> bool:
+        """Wait until all have ended, at most so many seconds, or until something else is so; whether they have."""
         deadline = time.monotonic() + timeout_s
         while True:
             self.collect()
             if not self.running:
                 return True
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or until():
                 return False
             time.sleep(_POLL_S)
 

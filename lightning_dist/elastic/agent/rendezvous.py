@@ -8,6 +8,7 @@ has left is never met.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -23,7 +24,7 @@ _STORE_S = 10.0  # to reach the agents' store, in seconds
 _POLL_S = 0.02
 
 
-class RunEnded(Exception):  # noqa: N818  # it is no error
+class RunEnded(Exception):  # it is no error
     """The leader, or a signal, has ended the run."""
 
     def __init__(self, end: End) -> None:
@@ -31,7 +32,7 @@ class RunEnded(Exception):  # noqa: N818  # it is no error
         self.end = end
 
 
-class RoundBroken(Exception):  # noqa: N818  # another round follows
+class RoundBroken(Exception):  # another round follows
     """A round was over before its ranks were started."""
 
     def __init__(self, number: int, reason: str) -> None:
@@ -60,6 +61,10 @@ class SessionRendezvous(RendezvousHandler):
         self._is_closed = False
         self.round: Round | None = None
         """The newest."""
+        self.master = ("", 0)
+        """Address and port of its ranks' store."""
+        self.heard_ns = 0
+        """When it was heard of, on the host's monotonic clock."""
 
     def get_backend(self) -> str:
         """See torch."""
@@ -78,7 +83,7 @@ class SessionRendezvous(RendezvousHandler):
             RoundBroken: It was over before all its agents had met.
         """
         found = self._wait_for_round()
-        self.round = found
+        self.round, self.heard_ns = found, time.monotonic_ns()
         rank = [seat.host for seat in found.seats].index(self._host)
         store = self._open_store(found)
         if rank == 0:
@@ -87,7 +92,8 @@ class SessionRendezvous(RendezvousHandler):
         while not self._check(store, found):
             self._obey(self._next_order(_POLL_S), found)
         address, _, port = store.get(_MASTER_KEY).decode().rpartition("|")
-        return RendezvousInfo(store, rank, len(found.seats), RendezvousStoreInfo(address, int(port)))
+        self.master = (address, int(port))
+        return RendezvousInfo(store, rank, len(found.seats), RendezvousStoreInfo(*self.master))
 
     def _wait_for_round(self) -> Round:
         while True:

@@ -1,4 +1,4 @@
-"""What the template is asked for: one process. It travels as JSON in an unnamed file, as an environment has no limit."""
+"""What the template is asked for: one process. It travels as JSON in an unnamed file: environments can be long."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A process with its imports done, of which ranks are forked; :data:`CODE` starts it.
 
 It has one thread, waits on a socket from the agent, and does three things: fork when it is asked to, say how each rank
-ended, and end everything when the agent is gone, however that ended. Importing torch and Lightning takes seconds; a fork
-takes hundredths of one.
+ended, and end everything when the agent is gone, however that ended. To import torch and Lightning takes seconds, to
+fork hundredths of one.
 
 Note [what is left of a rank]
     A rank's process group is killed before its exit status is collected: until then its number belongs to nobody else.

@@ -65,7 +65,8 @@ class WarmProcess:
         self._ready_s = ready_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        self._is_ready = False
+        self.is_ready = False
+        """Its imports are done."""
         self._ended: list[Ended] = []
 
     def __enter__(self) -> WarmProcess:
@@ -96,7 +97,7 @@ class WarmProcess:
                 ours.close()
                 raise
         self._connection = ours
-        self._is_ready = False
+        self.is_ready = False
 
     def fileno(self) -> int:
         """Readable when there is something to :meth:`collect`; -1 if the process is gone."""
@@ -115,12 +116,8 @@ class WarmProcess:
             TemplateLostError: The process ended meanwhile.
         """
         deadline = time.monotonic() + self._ready_s
-        while not self._is_ready:
-            message = self._read(deadline, "its imports")
-            self._is_ready = message["event"] == "ready"
-            if self._is_ready and message["problem"]:
-                self.close()
-                raise LaunchError(f"ranks cannot be started: {message['problem']}; look at --preload")
+        while not self.is_ready:
+            self._note(self._read(deadline, "its imports"))
 
     def start(self, start: Start, *, stdout: int, stderr: int) -> int:
         """Start a rank.
@@ -156,6 +153,7 @@ class WarmProcess:
         """The ranks that have ended since the last call; returns at once.
 
         Raises:
+            LaunchError: See :meth:`wait_ready`.
             TemplateLostError: The process is gone; its ranks are, too.
         """
         while self._connection is not None and select.select([self._connection], [], [], 0)[0]:
@@ -171,7 +169,7 @@ class WarmProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        if not self._is_ready:
+        if not self.is_ready:
             process.kill()  # it is importing, and has no ranks
         try:
             process.wait(timeout=10)
@@ -180,6 +178,11 @@ class WarmProcess:
             process.wait()
 
     def _note(self, message: dict[str, Any]) -> None:
+        if message["event"] == "ready":
+            self.is_ready = True
+            if message["problem"]:
+                self.close()
+                raise LaunchError(f"ranks cannot be started: {message['problem']}; look at --preload")
         if message["event"] == "ended":
             self._ended.append(Ended(message["key"], message["status"]))
 

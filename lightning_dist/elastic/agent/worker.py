@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
-import gc
 import json
 import os
 import random
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from types import TracebackType
+from typing import NoReturn
 
-from lightning_dist.elastic.agent.command import Kind
+from lightning_dist.elastic.agent.command import Kind, Program
 from lightning_dist.elastic.agent.start import Start
 from lightning_dist.parent_watch import bind_workers
 
@@ -59,46 +61,42 @@ def become(start: Start, *, stdout: int, stderr: int, parent: int) -> None:
     os.chdir(start.folder)
 
 
-def run(start: Start) -> None:
-    """Run the command to its end, as ``python script.py`` would; to be called last.
+def run(start: Start) -> NoReturn:
+    """Run the command to its end, as ``python script.py`` would, and end this process.
 
-    Raises:
-        SystemExit: With the exit code.
+    It ends as those of multiprocessing do: threads are waited for, what was registered for the exit is called, output
+    is flushed; but the interpreter is not taken apart. That would take a second or two in a forked process, which has
+    to copy each page that it touches, and the others would see the connections of a rank that failed closed only then.
     """
     if start.program.kind is Kind.PROGRAM:
         _replace_process(start)
     _begin_anew()
-    program = start.program
-    sys.argv = [program.target, *program.arguments]
+    code: object = 0
     try:
-        if program.kind is Kind.MODULE:
-            runpy.run_module(program.target, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program.target, run_name="__main__")
-    except SystemExit:
-        raise
+        _run_program(start.program)
+    except SystemExit as ended:
+        code = ended.code
     except KeyboardInterrupt:
-        _end_by_interrupt()
+        code = -signal.SIGINT
     except BaseException as error:
-        trace = _of_program(error.__traceback__)
         if start.words is not None:
             write_words(start.words, error)
-        sys.excepthook(type(error), error, trace)
-        raise SystemExit(1) from None
+        sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
+        code = 1
+    _end(code)
 
 
 def write_words(path: str, error: BaseException) -> None:
     """Leave what a rank failed of for the agent, unless there is more in the file already."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    with contextlib.suppress(OSError):
-        with open(path, "x", encoding="utf-8") as file:
-            json.dump({"error": text}, file)
+    with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
+        json.dump({"error": text}, file)
 
 
 def _replace_process(start: Start) -> None:
     program = start.program
     try:
-        os.execve(program.target, [program.target, *program.arguments], dict(start.environment))
+        os.execve(program.target, [program.target, *program.arguments], dict(start.environment))  # noqa: S606  # a shell would change the words
     except OSError as error:
         sys.stderr.write(f"{program.target}: {error.strerror}\n")
         raise SystemExit(126) from None
@@ -106,7 +104,6 @@ def _replace_process(start: Start) -> None:
 
 def _begin_anew() -> None:
     """What a new interpreter has of its own: random numbers, and lines that are seen when they are printed."""
-    gc.unfreeze()
     bind_workers()
     random.seed()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -127,10 +124,28 @@ def _of_program(trace: TracebackType | None) -> TracebackType | None:
     return own or trace
 
 
-def _end_by_interrupt() -> None:
-    """As Python ends on Ctrl-C: so that who waits for it sees the signal."""
+def _run_program(program: Program) -> None:
+    sys.argv = [program.target, *program.arguments]
+    if program.kind is Kind.MODULE:
+        runpy.run_module(program.target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program.target, run_name="__main__")
+
+
+def _end(code: object) -> NoReturn:
+    """What the interpreter does at its end, as far as others can see it."""
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
+    status = code or 0
+    if status == -signal.SIGINT:  # so that who waits for it sees the signal, as with Python itself
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
