@@ -86,7 +86,7 @@ class Orders:
             return
         self._say(f"{name}: all ranks end now")
         if number not in PREEMPTION:
-            self._session.tell(EndAsked(detail=end.reason))
+            self._session.tell(EndAsked(detail=end.reason, exit_code=end.exit_code, at_snapshot=False))
         self.is_interrupted = self.is_interrupted or number not in PREEMPTION
         self._hurries = self._hurries or self._own_end is not None or number in PREEMPTION
         self._own_end = self._own_end or end

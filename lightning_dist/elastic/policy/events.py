@@ -23,7 +23,7 @@ class Cause(str, enum.Enum):
 
 @dataclass(frozen=True)
 class HostReady:
-    """A host is there, checked, and waits for a round."""
+    """A host is there, checked, and waits for a round: none of its ranks runs."""
 
     host: str
     num_ranks: int
@@ -151,9 +151,16 @@ class OptionsTold:
 
 @dataclass(frozen=True)
 class EndAsked:
-    """Somebody wants the run to end (SIGINT, SIGTERM to the leader's group)."""
+    """Somebody wants the run to end (SIGINT, SIGTERM to the leader's group). Said twice, it ends at once.
+
+    Attributes:
+        exit_code: Of the run.
+        at_snapshot: After a snapshot, if one can be made.
+    """
 
     detail: str = ""
+    exit_code: int = 1
+    at_snapshot: bool = True
 
 
 @dataclass(frozen=True)
