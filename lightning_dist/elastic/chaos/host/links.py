@@ -9,6 +9,7 @@ Note: how a link is cut.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -85,23 +86,24 @@ def _root_queue(shown: str) -> list[str] | None:
 
 
 def _drop_incoming(interface: str) -> Undo:
-    def undo() -> None:
-        for family in _FAMILIES:
-            _ignored("ip", family, "rule", "add", "pref", "0", "lookup", "local")
-            _ignored("ip", family, "rule", "del", "pref", _DROP)
-            _ignored("ip", family, "rule", "del", "pref", _LOCAL)
-
+    """Rules by which it is dropped; they are undone in the reverse order, so that local addresses stay found."""
+    undo: list[Undo] = []
     try:
         for family in _FAMILIES:
             if family == "-6" and not _run("ip", "-6", "addr", "show", "dev", interface):
                 continue  # it has no such addresses, and the kernel may have no such rules
-            _run("ip", family, "rule", "add", "pref", _LOCAL, "lookup", "local")
-            _run("ip", family, "rule", "add", "pref", _DROP, "iif", interface, "blackhole")
-            _run("ip", family, "rule", "del", "pref", "0")
+            rule = ("ip", family, "rule")
+            for adding, removing in (
+                (("add", "pref", _LOCAL, "lookup", "local"), ("del", "pref", _LOCAL)),
+                (("add", "pref", _DROP, "iif", interface, "blackhole"), ("del", "pref", _DROP)),
+                (("del", "pref", "0"), ("add", "pref", "0", "lookup", "local")),
+            ):
+                _run(*rule, *adding)
+                undo.insert(0, functools.partial(_ignored, *rule, *removing))
     except Refused:
-        undo()
+        _all(undo)
         raise
-    return undo
+    return lambda: _all(undo)
 
 
 def _check(interface: str) -> None:
