@@ -37,6 +37,26 @@ def test_who_waits_can_give_up() -> None:
     assert waiting.result(5)
 
 
+def test_what_succeeds_has_a_result_at_once() -> None:
+    """Also between the moment in which the result is there, and the one in which its thread has ended."""
+    begin, there, end = threading.Event(), threading.Event(), threading.Event()
+    action = Bounded(lambda: begin.wait(10), name="ends late")
+
+    class Late(list[bool]):
+        def append(self, result: bool) -> None:
+            super().append(result)
+            there.set()
+            end.wait(10)
+
+    action._results = Late()
+    begin.set()
+    assert there.wait(10)
+    assert not action.succeeds(0), "result(0) would raise"
+    end.set()
+    assert action.succeeds(10)
+    assert action.result(0)
+
+
 def test_a_connection_of_its_own_keeps_the_prefix() -> None:
     store = dist.HashStore()
     prefixed = dist.PrefixStore("some", store)
