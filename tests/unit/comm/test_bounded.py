@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
@@ -39,22 +40,20 @@ def test_who_waits_can_give_up() -> None:
 
 def test_what_succeeds_has_a_result_at_once() -> None:
     """Also between the moment in which the result is there, and the one in which its thread has ended."""
-    begin, there, end = threading.Event(), threading.Event(), threading.Event()
-    action = Bounded(lambda: begin.wait(10), name="ends late")
+    there, end = threading.Event(), threading.Event()
 
-    class Late(list[bool]):
-        def append(self, result: bool) -> None:
-            super().append(result)
+    class EndsLate(Bounded[int]):
+        def _run(self, action: Callable[[], int]) -> None:
+            super()._run(action)
             there.set()
             end.wait(10)
 
-    action._results = Late()
-    begin.set()
+    action = EndsLate(lambda: 3, name="ends late")
     assert there.wait(10)
     assert not action.succeeds(0), "result(0) would raise"
     end.set()
     assert action.succeeds(10)
-    assert action.result(0)
+    assert action.result(0) == 3
 
 
 def test_a_connection_of_its_own_keeps_the_prefix() -> None:
