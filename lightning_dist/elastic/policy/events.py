@@ -67,6 +67,7 @@ class WorkerFailed:
         rank: Global.
         exit_code: Of its process; negative: a signal's number.
         is_consequence: Its last words, or what it waits for, name another rank: it is not to blame.
+        silent_s: From its last sign of life, or its end, to the agent's telling, in seconds.
     """
 
     host: str
@@ -76,23 +77,38 @@ class WorkerFailed:
     detail: str = ""
     exit_code: int | None = None
     is_consequence: bool = False
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class RoundStopped:
-    """A host has ended its ranks of a round, and would start others."""
+    """A host has ended its ranks of a round, and would start others.
+
+    Attributes:
+        step: The newest that any of them has done in it; ``None``: unknown.
+    """
 
     host: str
     round: int
+    step: int | None = None
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """All ranks of a host have done the first step of a round."""
+    """All ranks of a host have done the first step of a round.
+
+    Attributes:
+        start_s: From the agent's hearing of the round until its ranks had met the others, in seconds.
+        load_s: From then on until model, data and snapshot were there, in seconds.
+        first_step_s: From then on until the step was done, in seconds.
+    """
 
     host: str
     round: int
     step: int
+    start_s: float | None = None
+    load_s: float | None = None
+    first_step_s: float | None = None
 
 
 @dataclass(frozen=True)
