@@ -59,7 +59,7 @@ def test_the_same_error_on_several_hosts_is_no_hosts_fault() -> None:
         (Failure(Cause.HANG, "a", 0), 1, "rank 0 on host a made no progress"),
         (Failure(Cause.PREEMPTED, "a"), 143, "host a was told to end"),
         (LOST, 1, "host d is lost: silent for 5 s"),
-        (Failure(Cause.START, None, detail="within 9 s"), 1, "the round did not come to its first step: within 9 s"),
+        (Failure(Cause.START, "a", detail="within 9 s"), 1, "host a did not come to its first step: within 9 s"),
     ],
 )
 def test_it_says_who_and_why_and_ends_with_a_shells_code(failure: Failure, code: int, text: str) -> None:

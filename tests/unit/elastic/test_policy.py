@@ -160,19 +160,26 @@ def test_no_restarts_at_all_may_be_allowed() -> None:
     assert fleet.end.exit_code == 137
 
 
-def test_a_rank_that_never_comes_to_its_first_step_is_given_up() -> None:
+def test_a_host_that_does_not_come_to_its_first_step_when_others_have_is_given_up() -> None:
     fleet = Fleet(hosts=(1, 2), options={"start_s": 50.0})
     fleet.come("a", "b")
+    fleet.tell(FirstStep("a", 1, 1))
     fleet.wait(109)
     assert fleet.state is State.STARTING
     fleet.wait(1)
-    assert fleet.number == 2
     assert fleet.start.blame is not None
-    assert not fleet.start.blame.is_hosts_fault
-    fleet.tell(FirstStep("a", 2, 1))
+    assert fleet.start.blame.text == "host b did not come to its first step: within 110 s, and a has"
+
+
+def test_a_script_that_says_nothing_of_its_steps_is_taken_to_run() -> None:
+    fleet = Fleet(hosts=(1, 3), options={"start_s": 50.0})
+    fleet.come("a", "b")
+    fleet.wait(30)
+    assert fleet.state is State.STARTING
     fleet.wait(110)
-    assert fleet.start.blame is not None
-    assert fleet.start.blame.host == "b"
+    assert fleet.state is State.RUNNING
+    fleet.finish()
+    assert fleet.end.exit_code == 0
 
 
 # The end.
