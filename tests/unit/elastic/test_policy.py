@@ -171,6 +171,13 @@ def test_a_host_that_does_not_come_to_its_first_step_when_others_have_is_given_u
     assert fleet.start.blame.text == "host b did not come to its first step: within 110 s, and a has"
 
 
+def test_a_snapshot_shows_that_all_have_come_to_their_first_step() -> None:
+    fleet = Fleet(hosts=(1, 2))
+    fleet.come("a", "b")
+    fleet.save()
+    assert fleet.state is State.RUNNING
+
+
 def test_a_script_that_says_nothing_of_its_steps_is_taken_to_run() -> None:
     fleet = Fleet(hosts=(1, 3), options={"start_s": 50.0})
     fleet.come("a", "b")
