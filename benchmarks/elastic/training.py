@@ -32,8 +32,8 @@ from lightning_dist import AsyncShardedCheckpoint, CheckpointConfig, HierDistStr
 from lightning_dist.config.elastic import ElasticConfig  # noqa: E402
 from lightning_dist.run_config import AdamWConfig, GPTConfig  # noqa: E402
 
-SEQ_LEN = 32
-MODEL = GPTConfig(block_size=SEQ_LEN, n_layer=2, n_head=2, n_embd=64)
+SEQ_LEN = 64
+MODEL = GPTConfig(block_size=SEQ_LEN, n_layer=4, n_head=4, n_embd=128)  # a tenth of a second a step
 NumberedBatch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="of the run; all hosts share it")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--samples", type=int, default=1 << 16, help="of an epoch")
-    parser.add_argument("--batch-size", type=int, default=4, help="samples a rank and micro-batch")
+    parser.add_argument("--batch-size", type=int, default=8, help="samples a rank and micro-batch")
     parser.add_argument("--parallel", default="ddp")
     parser.add_argument("--replica", default="off", choices=["off", "memory", "buddy"])
     parser.add_argument("--memory-every", type=int, default=5, help="steps between two snapshots in memory")
