@@ -29,6 +29,7 @@ from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.rank_strategy import RankStrategy
+from lightning_dist.resized import KeptBatch, ScaledRate
 from lightning_dist.restarting import GoingOn, Ways, checkpoint_folder, interrupted_path, older_interrupted
 from lightning_dist.snapshots import MemorySnapshots
 
@@ -83,6 +84,17 @@ class StateStrategy(RankStrategy):
                 Ways(self.broadcast, self._first_of, self._find_own_kept, is_first_of_host=self.local_rank == 0),
             )
             self._going_on.begin()
+            self._follow_size(trainer)
+
+    def _follow_size(self, trainer: pl.Trainer) -> None:
+        """Add what adapts batch or learning rate to the number of ranks, unless the user has."""
+        elastic = self.elastic_config or ElasticConfig()
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # made in __init__
+        is_elastic = self.launched.agent is not None or elastic.mode != "off"
+        if not is_elastic or any(isinstance(each, ScaledRate | KeptBatch) for each in callbacks):
+            return
+        is_kept = elastic.batch == "keep"
+        callbacks.append(KeptBatch(is_cut=self.parallel_config.stages) if is_kept else ScaledRate(elastic.rate))
 
     def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
         """At the start of a fit."""
