@@ -164,6 +164,12 @@ class Heartbeat(pl.Callback):
         free_groups()
 
 
+def pulse_of(trainer: pl.Trainer) -> Pulse | None:
+    """What writes a Trainer's beats, in one of its calls; ``None`` without an agent."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # it is made in __init__
+    return next((callback.pulse for callback in callbacks if isinstance(callback, Heartbeat)), None)
+
+
 def attach(trainer: pl.Trainer) -> None:
     """Let a Trainer's calls beat, from before its ranks meet. Does nothing without an agent; safe to call twice."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # it is made in __init__

@@ -15,7 +15,7 @@ from lightning_dist.capture import TrainerCapture, capture_of, default_store
 from lightning_dist.capture.facts import rank_header, run_facts
 from lightning_dist.config.checks import check_local
 from lightning_dist.events import EventStream
-from lightning_dist.heartbeat import Heartbeat
+from lightning_dist.heartbeat import pulse_of
 from lightning_dist.monitor.cluster import ClusterWatch, WatchSettings
 from lightning_dist.monitor.record import Sample, StepRecord
 from lightning_dist.monitor.run_files import FACTS, write_facts
@@ -155,8 +155,7 @@ def _say(text: str) -> None:
 
 def _agent_timeouts(trainer: pl.Trainer) -> Callable[[], int] | None:
     """Where the agent of ``hierdist launch`` counts; the first rank of each host tells."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # it is set by a connector
-    pulse = next((callback.pulse for callback in callbacks if isinstance(callback, Heartbeat)), None)
+    pulse = pulse_of(trainer)
     return None if pulse is None else lambda: pulse.timeouts
 
 

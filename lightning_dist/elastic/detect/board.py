@@ -175,6 +175,16 @@ class Cell:
             self._beat = replace(self._own(), answered_step=step)
             self._put(self._beat)
 
+    def commit(self, step: int) -> None:
+        """Say that the snapshot of a step is committed; from any thread, so no sign of training's progress.
+
+        Args:
+            step: Which.
+        """
+        with self._lock:
+            self._beat = replace(self._own(), snapshot_step=step)
+            self._put(self._beat)
+
     def mark(self, *, begun: int, waits: int, what: str) -> None:
         """Say what this rank waits for.
 

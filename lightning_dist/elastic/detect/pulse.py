@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_dist.elastic.detect.board import FILE, Board, Cell
-from lightning_dist.elastic.detect.phases import Phase
+from lightning_dist.elastic.detect.phases import Order, Phase
 from lightning_dist.elastic.launched import launched
 
 
@@ -76,6 +76,33 @@ class Pulse:
     def timeouts(self) -> int:
         """Hangs that the agent of this host has found so far."""
         return self._board.timeouts if self._is_open else 0
+
+    def order(self) -> Order:
+        """What the agent wants of this rank in this round; costs some microseconds."""
+        if not self._is_open:
+            return Order.NONE
+        order, number = self.cell.ordered()
+        return order if number == self.round else Order.NONE
+
+    def answer(self, step: int) -> None:
+        """Say that what was ordered is done.
+
+        Args:
+            step: At which.
+        """
+        with self._closing:
+            if self._is_open:
+                self.cell.answer(step)
+
+    def snapshot(self, step: int) -> None:
+        """Say that the snapshot of a step is committed, from any thread.
+
+        Args:
+            step: Which.
+        """
+        with self._closing:
+            if self._is_open:
+                self.cell.commit(step)
 
     def enter(self, phase: Phase) -> None:
         """It is about something else, or still about the same and making progress."""

@@ -111,6 +111,23 @@ def test_nothing_is_written_once_it_is_closed(rank: Rank) -> None:
     assert rank.beat.phase == Phase.STARTING
 
 
+def test_orders_of_this_round_are_heard_and_answered(rank: Rank) -> None:
+    assert rank.pulse.order() == Order.NONE
+    rank.board.cell(0).order(Order.SNAPSHOT_AND_STOP, 2)
+    assert rank.pulse.order() == Order.NONE
+    rank.board.cell(0).order(Order.SNAPSHOT_AND_STOP, 1)
+    assert rank.pulse.order() == Order.SNAPSHOT_AND_STOP
+    before = rank.beat
+    rank.pulse.snapshot(8)
+    rank.pulse.answer(9)
+    assert (rank.beat.snapshot_step, rank.beat.answered_step, rank.beat.beats) == (8, 9, before.beats)
+    rank.pulse.close()
+    assert rank.pulse.order() == Order.NONE
+    rank.pulse.snapshot(10)
+    rank.pulse.answer(10)
+    assert rank.beat.answered_step == 9
+
+
 def test_the_environment_says_where_the_board_is(board: Board, tmp_path: Path) -> None:
     assert Pulse.open({}) is None
     pulse = Pulse.open({"HIERDIST_AGENT": str(tmp_path), "LOCAL_RANK": "0", "HIERDIST_ROUND": "4"})
