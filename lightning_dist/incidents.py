@@ -36,6 +36,7 @@ class Incident:
         ranks_after: Likewise; 0 if the run ended.
         lost_ranks: Global ranks that failed.
         blamed_host: The host it began on.
+        run: The run's name; empty: there is no other in this folder.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Incident:
     ranks_after: int = 0
     lost_ranks: tuple[int, ...] = ()
     blamed_host: str | None = None
+    run: str = ""
 
     @property
     def total_s(self) -> float:

@@ -12,11 +12,14 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_dist import build
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.catalog import Checkpoint
+from lightning_dist.checkpoint.lineage import Lineage, step_of
+from lightning_dist.checkpoint.manifest import MARKER_FILE
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig, ElasticConfig, ParallelConfig, SyncConfig, TopologyConfig
@@ -26,6 +29,8 @@ from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.rank_strategy import RankStrategy
+from lightning_dist.restarting import GoingOn, Ways, checkpoint_folder
+from lightning_dist.snapshots import MemorySnapshots
 
 
 class StateStrategy(RankStrategy):
@@ -60,6 +65,8 @@ class StateStrategy(RankStrategy):
         self._saver: build.CheckpointSaver | None = None
         self._logged: build.Saved | None = None
         self._saves_at_once = False
+        self._going_on: GoingOn | None = None
+        self._kept: build.Kept | None = None  # what is loaded next
         self._presence: socket.socket | None = None  # what is in memory stays there until this run has saved, too
 
     def setup_environment(self) -> None:
@@ -67,6 +74,15 @@ class StateStrategy(RankStrategy):
         super().setup_environment()
         if self.elastic_config is not None and self.launched.agent is not None and self.local_rank == 0:
             tell_options(self.launched.agent, self.elastic_config)
+        assert self.lightning_module is not None
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn == TrainerFn.FITTING and self._going_on is None:
+            self._going_on = GoingOn(
+                trainer,
+                self.launched,
+                Ways(self.broadcast, self._first_of, self._find_own_kept, is_first_of_host=self.local_rank == 0),
+            )
+            self._going_on.begin()
 
     def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
         """At the start of a fit."""
@@ -74,6 +90,43 @@ class StateStrategy(RankStrategy):
             assert self._run is not None
             checkpoints.refuse(trainer, mode, self.checkpoint_config)
             self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
+        if self._going_on is not None:
+            self._going_on.leave_trail()
+        every = self.checkpoint_config.memory_every_n_steps
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # made in __init__
+        callbacks[:] = [each for each in callbacks if not isinstance(each, MemorySnapshots)]
+        if every is not None:
+            callbacks.append(MemorySnapshots(self, every))
+
+    @property
+    def is_anyone_writing(self) -> bool:
+        """Whether a rank was writing a checkpoint a batch ago; alike on all ranks."""
+        return False
+
+    @property
+    def kept_step(self) -> int | None:
+        """The optimizer step of the newest checkpoint that goes to memory."""
+        return None if self._saver is None else self._saver.kept_step
+
+    def keep_in_memory(self, trainer: pl.Trainer, *, at_once: bool = False) -> None:
+        """Write a checkpoint that goes to memory only; every rank calls it, between two optimizer steps.
+
+        Args:
+            trainer: Whose state.
+            at_once: Wait until it is there.
+        """
+        assert self._saver is not None
+        assert self._mode is not None
+        checkpoints.save(
+            self._saver,
+            trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
+            f"{checkpoint_folder(trainer)}/step={trainer.global_step}.ckpt",
+            mode=self._mode,
+            optimizers=[unwrapped(each) for each in self.optimizers],
+            at_once=at_once,
+            in_memory=True,
+        )
+        self._saver.let_begin()
 
     def _settle_copy(self) -> None:
         """Before anything but an optimizer's step may change weights, or the optimizer's state."""
@@ -170,6 +223,9 @@ class StateStrategy(RankStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint of any kind; of a sharded one, what this rank needs, from memory if it is there."""
         self._settle_copy()
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            return self._load_kept(kept, os.fspath(checkpoint_path))
         with self._naming_failures("looking for a checkpoint"):
             path = self._alike(checkpoints.without_marker(os.fspath(checkpoint_path)))
         loaded = self._load_from_memory(path)
@@ -189,17 +245,48 @@ class StateStrategy(RankStrategy):
             kept = build.find_kept(self._run, self.checkpoint_config, path)
             if kept is None:
                 return None
-            if self._presence is not None:
-                self._presence.close()
-            self._presence = kept.presence
             try:
-                with self._reading_with_host() as relay:
-                    loaded = self._load_sharded(kept.checkpoint, relay, stored_at=path)
+                loaded = self._load_kept(kept, path)
             except CheckpointError as error:  # the same on all ranks
                 warnings.warn(f"{path} is read from storage: {error}", stacklevel=2)
                 return None
         rank_zero_info(f"hierdist: {path} is read from memory: {kept.checkpoint.folder.url}")
         return loaded
+
+    def _load_kept(self, kept: build.Kept, path: str) -> dict[str, Any]:
+        """Of a checkpoint in memory; what is damaged is no checkpoint any more, so that the next start leaves it."""
+        if self._presence is not None:
+            self._presence.close()
+        self._presence = kept.presence
+        with self._naming_failures("loading a checkpoint from memory"), self._reading_with_host() as relay:
+            try:
+                return self._load_sharded(kept.checkpoint, relay, stored_at=path)
+            except CheckpointError:
+                kept.checkpoint.folder.remove(MARKER_FILE)
+                raise
+
+    def _find_own_kept(self, folder: str, lineage: Lineage, newer_than: int) -> tuple[str, int] | None:
+        """See :class:`~lightning_dist.restarting.Ways`."""
+        if self.checkpoint_config.replica == "off" or self._run is None:
+            return None
+        with self._naming_failures("looking for a checkpoint in memory"):
+            kept = build.find_own_kept(self._run, self.checkpoint_config, folder, lineage)
+        if kept is None:
+            return None
+        step = step_of(kept.checkpoint)
+        if step < newer_than:
+            if kept.presence is not None:
+                kept.presence.close()
+            return None
+        self._kept = kept
+        return f"{folder.rstrip('/')}/{kept.name}", step
+
+    def _first_of(self, own: Any) -> Any:
+        """What the lowest rank has that has something; every rank calls it."""
+        if self._agreement is None:
+            return own
+        said = self._agreement.exchange(int(own is not None))
+        return self.broadcast(own, said.index(1)) if 1 in said else None
 
     def _load_sharded(
         self, checkpoint: Checkpoint, relay: HostRelay | None, *, stored_at: str | None = None

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_dist.comm.agreement import DelayedVote
 
-_STOP, _REQUEUE = 1, 2
+_STOP, _REQUEUE, _WRITING = 1, 2, 4
 
 
 class StopTogether:
@@ -28,6 +28,10 @@ class StopTogether:
         vote: Every rank makes it.
         where: Names a rank and its host.
         saving_at_once: Inside, a checkpoint is whole when saving returns.
+        is_writing: Whether this rank is writing a checkpoint.
+
+    Attributes:
+        is_anyone_writing: Whether a rank was, before the batch before; alike on all ranks.
     """
 
     def __init__(
@@ -36,8 +40,11 @@ class StopTogether:
         where: Callable[[int], str],
         *,
         saving_at_once: Callable[[], AbstractContextManager[None]],
+        is_writing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._vote = vote
+        self._is_writing = is_writing
+        self.is_anyone_writing = False
         self._where = where
         self._saving_at_once = saving_at_once
         self._heard: set[int] = set()  # ranks whose signal the newest requeueing has answered
@@ -52,7 +59,10 @@ class StopTogether:
             self._vote.wish(_REQUEUE, once=True)
 
         def ask() -> None:
+            if self._is_writing():
+                self._vote.wish(_WRITING, once=True)
             said = self._vote.cast()
+            self.is_anyone_writing = any(wishes & _WRITING for wishes in said)
             self._requeue(trainer, {rank for rank, wishes in enumerate(said) if wishes & _REQUEUE})
             stopping = [rank for rank, wishes in enumerate(said) if wishes & _STOP]
             if stopping:

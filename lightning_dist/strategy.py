@@ -205,9 +205,17 @@ class HierDistStrategy(StateStrategy):
         assert self._run is not None
         agreement = build.open_agreement(self._run) if self.world_size > 1 else None
         self._stopping = StopTogether(
-            DelayedVote(agreement), self._run.collectives.where, saving_at_once=self._saving_at_once
+            DelayedVote(agreement),
+            self._run.collectives.where,
+            saving_at_once=self._saving_at_once,
+            is_writing=lambda: self._saver is not None and self._saver.is_busy,
         )
         self._stopping.attach(trainer)
+
+    @property
+    def is_anyone_writing(self) -> bool:
+        """Whether a rank was writing a checkpoint a batch ago; alike on all ranks."""
+        return self._stopping is not None and self._stopping.is_anyone_writing
 
     def _recompute_blocks(self) -> None:
         assert self._run is not None

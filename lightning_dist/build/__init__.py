@@ -19,7 +19,7 @@ from lightning_dist.build.pipeline import (
     pipeline_size,
 )
 from lightning_dist.build.recompute import open_recomputation
-from lightning_dist.build.replicas import find_kept
+from lightning_dist.build.replicas import Kept, find_kept, find_own_kept
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
 from lightning_dist.build.shares import to_read
@@ -34,6 +34,7 @@ from lightning_dist.build.tensor import (
 
 __all__ = [
     "CheckpointSaver",
+    "Kept",
     "RunContext",
     "SaveStarted",
     "Saved",
@@ -46,6 +47,7 @@ __all__ = [
     "describe_stages",
     "describe_split",
     "find_kept",
+    "find_own_kept",
     "needless_crossings",
     "open_agreement",
     "open_checkpoint_saver",

@@ -55,7 +55,7 @@ class SaveStarted(NamedTuple):
     """What became of a request to save.
 
     Attributes:
-        is_skipped: It was, since the one before was still being written.
+        is_skipped: It was, since the one before was still being written, or memory cannot be used.
         stall_s: How long the caller was held, in seconds.
         wait_s: How long of that by the one before.
         late_s: How long steps after the one before waited for what it copied late.
@@ -145,11 +145,13 @@ class CheckpointSaver:
         self._replicas: Replicas | None = None
         self._has_saved = False
         self._has_failed = False
+        self._is_for_memory = False  # what is being written
+        self.kept_step: int | None = None
         self.skipped = 0
 
     def save(
         self,
-        folder: Folder,
+        folder: Folder | None,
         tensors: Iterable[HeldTensor],
         objects: Mapping[str, Encoded],
         record: Mapping[str, Any],
@@ -162,7 +164,8 @@ class CheckpointSaver:
         """Begin a save; with ``mode=sharded``, also end it.
 
         Args:
-            folder: Of the checkpoint; one that is there is replaced.
+            folder: Of the checkpoint; one that is there is replaced. ``None``: it is written to memory only, and a
+                failure is a warning.
             tensors: What this rank holds, under the names of the checkpoint; the same names in the same order on ranks
                 that hold the same.
             objects: By names that differ between ranks where the objects do.
@@ -177,7 +180,8 @@ class CheckpointSaver:
         """
         events = self._run.events
         start_ns = events.clock_ns() if since_ns is None else since_ns
-        if self._config.when_busy == "skip" and not at_once and self._is_anyone_busy():
+        is_stored = folder is not None
+        if is_stored and self._config.when_busy == "skip" and not at_once and self._is_anyone_busy():
             self.skipped += 1
             events.count("checkpoints skipped")
             self.last_started = SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
@@ -185,6 +189,9 @@ class CheckpointSaver:
         waited_ns = events.clock_ns()
         self.finish()
         self._note_newest()
+        mirror = self._mirror_of(folder, kept_as)
+        if not is_stored and mirror is None:  # there has been a warning
+            return SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
         copied_ns = events.clock_ns()
         if self._config.snapshot == "overlapped":
             self._before_steps.watch(optimizers)
@@ -192,18 +199,20 @@ class CheckpointSaver:
         copied = self._copied(tensors)
         copied.state.update(objects)
         events.span(COPY, copied_ns, size_bytes=copied.size_bytes - copied.late_bytes)
-        mirror = self._mirror_of(folder, kept_as)
-        self._writing = self._newest = Bounded(
-            lambda: self._write(folder, mirror, copied, record), name="hierdist-checkpoint"
-        )
-        self._newest_bytes = copied.size_bytes
+        target = folder if mirror is None else mirror.folder
+        assert target is not None, "one of both"
+        self._is_for_memory = not is_stored
+        if mirror is not None:
+            self.kept_step = record.get("step")
+        self._writing = Bounded(lambda: self._write(target, mirror, copied, record), name="hierdist-checkpoint")
+        if is_stored:
+            self._newest, self._newest_bytes = self._writing, copied.size_bytes
         if self._config.mode == "sharded" or at_once:
             self.finish()
-        self._newest_stall_s = (events.clock_ns() - start_ns) / 1e9
-        started = self.last_started = SaveStarted(
-            False, self._newest_stall_s, (copied_ns - waited_ns) / 1e9, self._late_s
-        )
-        self._late_s = 0.0
+        stall_s = (events.clock_ns() - start_ns) / 1e9
+        started = SaveStarted(False, stall_s, (copied_ns - waited_ns) / 1e9, self._late_s)
+        if is_stored:
+            self.last_started, self._newest_stall_s, self._late_s = started, stall_s, 0.0
         return started
 
     def let_begin(self) -> None:
@@ -266,7 +275,11 @@ class CheckpointSaver:
             collectives.activity.waiting("the end of a checkpoint"),
         ):
             failure = self._failure_of(writing)
-        self._has_failed = failure is not None
+        if failure is not None and self._is_for_memory:
+            warnings.warn(f"a checkpoint is not kept in memory: {failure}", stacklevel=2)
+            failure = None
+        else:
+            self._has_failed = failure is not None
         if failure is None:
             self._do_afterwards()
             return
@@ -274,6 +287,11 @@ class CheckpointSaver:
         if self._config.on_failure == "stop":
             raise failure
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being written."""
+        return self._writing is not None and self._writing.is_running
 
     @property
     def has_failed(self) -> bool:
@@ -353,7 +371,7 @@ class CheckpointSaver:
             raise PeerLostError(f"waited {waited_s:.1f} s for a checkpoint, then gave up: {alarm}")
 
     def _is_anyone_busy(self) -> bool:
-        is_busy = self._writing is not None and self._writing.is_running
+        is_busy = self.is_busy
         return any(self._agreement.exchange(int(is_busy))) if self._agreement is not None else is_busy
 
     def _copied(self, tensors: Iterable[HeldTensor]) -> _Copied:
@@ -377,11 +395,11 @@ class CheckpointSaver:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
         return _Copied(state, sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late))
 
-    def _mirror_of(self, folder: Folder, kept_as: str | None) -> Mirror | None:
+    def _mirror_of(self, folder: Folder | None, kept_as: str | None) -> Mirror | None:
         is_kept = self._config.replica != "off"
         if is_kept and kept_as is None:
             return None
-        path = folder.url if kept_as is None else kept_as
+        path = kept_as or (folder.url if folder is not None else "")
         if not self._has_saved:
             self._has_saved = True
             if is_kept:
@@ -390,7 +408,7 @@ class CheckpointSaver:
                 end_keeper(self._run, path)
         return self._replicas.mirrored(folder, path) if self._replicas is not None else None
 
-    def _write(self, folder: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
+    def _write(self, target: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run
         stand_back()
         self._caller_is_gone.wait(_HEAD_START_S)
@@ -400,7 +418,7 @@ class CheckpointSaver:
                 self._copies.copy_rest()
         manifest = sharded.save(
             copied.state,
-            folder if mirror is None else mirror.folder,
+            target,
             rank=run.rank,
             host=run.cluster.host_of(run.rank),
             group=self._group.process_group,

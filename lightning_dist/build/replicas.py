@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from lightning_dist.build.run import RunContext
 from lightning_dist.checkpoint.catalog import Checkpoint, open_checkpoint, survey
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
 from lightning_dist.checkpoint.keeper.messages import NoKeeperError
-from lightning_dist.checkpoint.mirror import MirroredFolder
+from lightning_dist.checkpoint.lineage import Lineage
+from lightning_dist.checkpoint.mirror import MemoryFolder, MirroredFolder
 from lightning_dist.checkpoint.rate import RateLimit
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.config import CheckpointConfig
@@ -33,11 +34,11 @@ class Mirror:
     """A save that goes to memory, too.
 
     Attributes:
-        folder: Where it is written.
+        folder: Where it is written, to storage as well or not.
         name: Of its folder in memory.
     """
 
-    folder: MirroredFolder
+    folder: MirroredFolder | MemoryFolder
     name: str
 
 
@@ -51,6 +52,11 @@ class Kept(NamedTuple):
 
     checkpoint: Checkpoint
     presence: socket.socket | None
+
+    @property
+    def name(self) -> str:
+        """Of the checkpoint, without what makes its folder in memory one of its own."""
+        return self.checkpoint.folder.url.rpartition("/")[2].rpartition("@")[0]
 
 
 class Replicas:
@@ -79,11 +85,11 @@ class Replicas:
         self._presence = attached(self._own)
         self._saves = 0
 
-    def mirrored(self, storage: Folder, path: str) -> Mirror | None:
+    def mirrored(self, storage: Folder | None, path: str) -> Mirror | None:
         """A folder that is written to memory, too; every rank calls it for each save.
 
         Args:
-            storage: Of the checkpoint.
+            storage: Of the checkpoint; ``None``: it is written to memory only.
             path: That a run goes on from.
 
         Returns:
@@ -101,7 +107,8 @@ class Replicas:
             return None
         self._saves += 1
         name = f"{own_name}@{self._keepers.token}-{self._saves}"
-        return Mirror(MirroredFolder(storage, KeptFolder(self._keepers.all, name)), name)
+        kept = KeptFolder(self._keepers.all, name)
+        return Mirror(MemoryFolder(kept) if storage is None else MirroredFolder(storage, kept), name)
 
     def spread(self, mirror: Mirror) -> None:
         """Send what this rank has written to its buddy; if that fails, there is a warning."""
@@ -182,12 +189,28 @@ def find_kept(run: RunContext, config: CheckpointConfig, path: str) -> Kept | No
     Returns:
         ``None`` on all ranks if there is none of which every rank sees all files.
     """
+    return _find(run, config, path, lambda root: _newest(root, split_path(path)[1]))
+
+
+def find_own_kept(run: RunContext, config: CheckpointConfig, folder: str, lineage: Lineage) -> Kept | None:
+    """The newest that this run has saved itself, as :func:`find_kept`.
+
+    Args:
+        run: Of these ranks.
+        config: Options.
+        folder: Whose checkpoints they are.
+        lineage: Which run this is; rank 0's counts.
+    """
+    return _find(run, config, f"{folder.rstrip('/')}/{_LAST}", lambda root: _newest_own(root, lineage))
+
+
+def _find(run: RunContext, config: CheckpointConfig, path: str, choose: Callable[[KeptFolder], str]) -> Kept | None:
     keepers = meet(run, config, path, start=False)
     if keepers is None:
         return None
     store = dist.PrefixStore(f"{keepers.token}/", run.own_store("kept"))
     if run.rank == 0:
-        store.set("chosen", _newest(KeptFolder(keepers.all), split_path(path)[1]))
+        store.set("chosen", choose(KeptFolder(keepers.all)))
     chosen = said(store, "chosen", run)
     if not chosen:
         return None
@@ -215,3 +238,11 @@ def _newest(root: KeptFolder, name: str) -> str:
         if entry.checkpoint is not None and entry.problem is None and name in (_LAST, entry.name.rpartition("@")[0]):
             return entry.name
     return ""
+
+
+def _newest_own(root: KeptFolder, lineage: Lineage) -> str:
+    try:
+        own = lineage.newest_first(survey(root))
+    except StorageError:
+        return ""
+    return own[0].name if own else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from lightning_dist.errors import RecordError
 from lightning_dist.monitor.record import RunRecord
 from lightning_dist.monitor.report.page import Picture, html_of
+from lightning_dist.monitor.rounds import WholeRun
 from lightning_dist.monitor.verdict import Verdict
 from lightning_dist.parallel.pipeline.picture import svg
 from lightning_dist.parallel.pipeline.report import PipelineReport
@@ -18,22 +19,33 @@ REPORT_FILE = "report.html"
 _PIPELINE = "pipeline.json"
 
 
-def write_report(record: RunRecord, verdict: Verdict, path: Path, *, folder: Path, step: int | None = None) -> None:
+def write_report(
+    record: RunRecord,
+    verdict: Verdict,
+    path: Path,
+    *,
+    folder: Path,
+    step: int | None = None,
+    whole: WholeRun | None = None,
+) -> None:
     """Write the HTML file, whole or not at all.
 
     Args:
-        record: The run.
+        record: The run, or the round of it that the verdict is about.
         verdict: What the diagnosis says of it.
         path: Where to.
         folder: Of the run's record; pictures lie in it or beside it.
         step: The step to open the timeline at; ``None``: the average.
+        whole: The run with all its rounds and incidents, if it has more than one.
 
     Raises:
         RecordError: The file cannot be written.
     """
     pictures, problems = _pictures(folder)
-    whole = dataclasses.replace(record, problems=(*record.problems, *problems))
-    page = html_of(whole, verdict, step=step, pictures=pictures)
+    record = dataclasses.replace(record, problems=(*record.problems, *problems))
+    if whole is not None:
+        whole = dataclasses.replace(whole, problems=(*whole.problems, *problems))
+    page = html_of(record, verdict, step=step, pictures=pictures, whole=whole)
     if path.is_dir():
         raise RecordError(f"the report cannot be written to {path}: it is a folder; name a file in it (--output)")
     fresh = path.with_name(f".{path.name}.{os.getpid()}")

@@ -22,6 +22,7 @@ from lightning_dist.monitor.outcome import Outcome, judge, size_bytes, wait_for_
 from lightning_dist.monitor.record import Sample, StepRecord
 from lightning_dist.monitor.report.words import headline
 from lightning_dist.monitor.shown_path import shown_path
+from lightning_dist.monitor.whole_run import round_folders
 
 _MOST_BYTES = 64 << 20  # of a run's files that rank 0 reads at the end: some seconds; beyond, the command does it
 _OTHERS_S = 5.0  # for the other ranks to close their files
@@ -142,14 +143,20 @@ class MonitorOutputs(pl.Callback):
 
     def _judge(self, trainer: pl.Trainer, folder: Path) -> None:
         wait_for_ranks(folder, trainer.world_size, timeout_s=_OTHERS_S)
-        if size_bytes(folder) > _MOST_BYTES:
+        if sum(map(size_bytes, round_folders(folder))) > _MOST_BYTES:
             rank_zero_info(f"hierdist: what bounds the step's time says: hierdist report {shown_path(folder)}")
             return
         self.outcome = judge(folder, history=None if self._history is None else Path(self._history))
         rank_zero_info(f"hierdist: {headline(self.outcome.verdict)}")
         if self._reports:
             self.report_path = folder / REPORT_FILE
-            write_report(self.outcome.record, self.outcome.verdict, self.report_path, folder=folder)
+            write_report(
+                self.outcome.record,
+                self.outcome.verdict,
+                self.report_path,
+                folder=folder,
+                whole=self.outcome.whole,
+            )
             rank_zero_info(f"hierdist: the report is in {shown_path(self.report_path)}")
 
     def _take_step(self, record: StepRecord) -> None:

@@ -19,6 +19,7 @@ import torch
 from lightning_dist.capture.commit import commit_of_script
 from lightning_dist.capture.loader_facts import loader_facts
 from lightning_dist.capture.options import options_of, strategy_name
+from lightning_dist.elastic.launched import launched
 from lightning_dist.monitor.peaks import peak_flops as peak_flops_of
 from lightning_dist.monitor.record import RankHeader, RunFacts
 from lightning_dist.topology.discover import host_identity
@@ -33,6 +34,7 @@ def run_facts(
     """What is the same for all ranks."""
     options = options_of(trainer)
     text = json.dumps(options, sort_keys=True)
+    launch = launched(os.environ)
     return RunFacts(
         run_id=uuid.uuid4().hex,
         started=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -44,6 +46,9 @@ def run_facts(
         versions={"python": platform.python_version(), **_versions()},
         peak_flops=peak_flops if peak_flops is not None else _peak_flops(trainer),
         flops_per_sample=flops_per_sample,
+        run=launch.run or "",
+        round=launch.round,
+        record=launch.record,
     )
 
 

@@ -15,6 +15,7 @@ from lightning_dist.cli.compare import COMPARE
 from lightning_dist.cli.data import DATA
 from lightning_dist.cli.doctor import DOCTOR
 from lightning_dist.cli.history import HISTORY
+from lightning_dist.cli.launch import LAUNCH
 from lightning_dist.cli.laws import LAWS
 from lightning_dist.cli.report import REPORT
 from lightning_dist.cli.topology import TOPOLOGY
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "compare": COMPARE,
     "history": HISTORY,
     "doctor": DOCTOR,
+    "launch": LAUNCH,
     "laws": LAWS,
     "report": REPORT,
 }

@@ -22,8 +22,8 @@ from lightning_dist.monitor.history.folder import named, read_history, read_summ
 from lightning_dist.monitor.history.series import KINDS
 from lightning_dist.monitor.history.summary import RunSummary, summarise
 from lightning_dist.monitor.report.quantities import form_of, text
-from lightning_dist.monitor.run_files import read_run
 from lightning_dist.monitor.run_folders import locate
+from lightning_dist.monitor.whole_run import read_whole
 
 _COLOURS = {Change.BETTER: "green", Change.WORSE: "red", Change.CHANGED: "yellow"}
 
@@ -74,10 +74,10 @@ def _read(name: str, known: tuple[RunSummary, ...], arguments: argparse.Namespac
         found = locate(path)
         if found.passed_over:
             print(f"hierdist: {name}: {found.folders[0]} is meant, the newest run there", file=sys.stderr)
-        record = read_run(*found.folders)
-        for problem in (*found.problems, *record.problems):
+        whole = read_whole(*found.folders)
+        for problem in (*found.problems, *whole.joined.problems):
             print(f"hierdist: {problem}", file=sys.stderr)
-        return summarise(record, diagnose(record))
+        return summarise(whole.main, diagnose(whole.main), whole=whole)
     if path.is_file():
         return read_summary(path)
     if not known:

@@ -20,7 +20,7 @@ from lightning_dist.monitor.history.drift import RUNS_AT_LEAST, Drift, drifts, m
 from lightning_dist.monitor.history.folder import read_history
 from lightning_dist.monitor.history.series import KINDS
 from lightning_dist.monitor.history.summary import RunSummary
-from lightning_dist.monitor.report.quantities import form_of, text
+from lightning_dist.monitor.report.quantities import SHARE, form_of, text
 
 _MOST_DAYS = 100_000  # nearly as far back as dates go, and longer than runs are kept
 _SHOWN = ("step", "samples_per_s", "data_wait", "exposed_communication_share")
@@ -96,6 +96,10 @@ def _plain(run: RunSummary) -> dict[str, object]:
         "config_hash": run.config_hash,
         "commit": run.commit,
         "cause": run.cause,
+        "rounds": run.rounds,
+        "incidents": run.incidents,
+        "steps_lost": run.steps_lost,
+        "goodput": run.goodput,
         "metrics": figures,
     }
 
@@ -115,8 +119,9 @@ def _print(
     console = Console() if sys.stdout.isatty() else Console(width=160)
     metrics = (metric,) if metric else _SHOWN
     table = Table(title="runs", title_justify="left")
-    for name in ("run", "started", "configuration", "commit", "ranks", *metrics, "main cause"):
-        table.add_column(name, justify="right" if name in (*metrics, "ranks") else "left")
+    elastic = ("incidents", "goodput") if any(run.incidents or run.rounds > 1 for run in runs) else ()
+    for name in ("run", "started", "configuration", "commit", "ranks", *elastic, *metrics, "main cause"):
+        table.add_column(name, justify="right" if name in (*metrics, *elastic, "ranks") else "left")
     for run in runs:
         figures = (
             text(value_of(run, name), form_of(name, KINDS[name].unit)) if name in run.metrics else ""
@@ -124,7 +129,8 @@ def _print(
         )
         commit = (run.commit or "")[:10]
         cause = run.cause or ""
-        cells = (run.run_id[:12], run.started, run.config_hash[:8], commit, str(run.world_size), *figures, cause)
+        size = (str(run.world_size), *((str(run.incidents), text(run.goodput, SHARE)) if elastic else ()))
+        cells = (run.run_id[:12], run.started, run.config_hash[:8], commit, *size, *figures, cause)
         table.add_row(*map(Text, cells))  # not markup, whatever is in them
     console.print(table)
     if others:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_dist.config.checks import MIB, check_choice, check_range, parse_bytes
+from lightning_dist.config.checks import MIB, check_choice, check_count, check_range, parse_bytes
 from lightning_dist.errors import CombinationError
 
 WHEN_BUSY = ("wait", "skip")
@@ -39,6 +39,8 @@ class CheckpointConfig:
         replica_limit: What such a process may keep, in bytes, as a number or with a unit (``8GB``, ``512MiB``).
         replica_rate: With ``buddy``: what a rank sends to the other host a second, at most, as a number of bytes or
             with a unit (``100MB``); ``None`` sends as fast as it can.
+        memory_every_n_steps: Optimizer steps between two checkpoints that go to such processes only, beside those that
+            go to storage as well; with ``replica``. ``None``: there are none.
     """
 
     MODES: ClassVar[tuple[str, ...]] = ("full", "sharded", "async_sharded")
@@ -52,6 +54,7 @@ class CheckpointConfig:
     replica: str = "off"
     replica_limit: int | str = "8GB"
     replica_rate: int | str | None = None
+    memory_every_n_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("checkpoint.mode", self.mode, self.MODES)
@@ -70,6 +73,13 @@ class CheckpointConfig:
                 "or sharded, or replica=off"
             )
 
+        if self.memory_every_n_steps is not None:
+            check_count("checkpoint.memory_every_n_steps", self.memory_every_n_steps, low=1, unit="optimizer steps")
+            if self.replica == "off":
+                raise CombinationError(
+                    f"checkpoint.memory_every_n_steps={self.memory_every_n_steps} with checkpoint.replica=off: write "
+                    "checkpoint.replica=buddy, or memory"
+                )
         if self.snapshot != "at_once" and self.mode != "async_sharded":
             raise CombinationError(
                 f"checkpoint.snapshot={self.snapshot} with checkpoint.mode={self.mode}, which holds training until all "

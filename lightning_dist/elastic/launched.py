@@ -11,6 +11,7 @@ from lightning_dist.errors import LaunchError
 AGENT_VARIABLE = "HIERDIST_AGENT"
 RUN_VARIABLE = "HIERDIST_RUN"
 ROUND_VARIABLE = "HIERDIST_ROUND"
+RECORD_VARIABLE = "HIERDIST_RECORD"
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Launched:
         run: Names the run, the same on all hosts and after each restart; ``None``: nobody has named it.
         round: Which start of the run this is, from 1.
         num_hosts: Hosts of this round; ``None``: only an agent of ours knows better than the script.
+        record: Folder in which agents write down incidents; ``None``: nobody does.
     """
 
     agent: Path | None = None
     run: str | None = None
     round: int = 1
     num_hosts: int | None = None
+    record: str | None = None
 
     @property
     def is_restart(self) -> bool:
@@ -49,7 +52,9 @@ def launched(environ: Mapping[str, str]) -> Launched:
         restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT") or _number(environ, "SLURM_RESTART_COUNT") or 0
         number = restarts + 1
     num_hosts = _number(environ, "GROUP_WORLD_SIZE") if agent else None
-    return Launched(Path(agent) if agent else None, run or None, number, num_hosts)
+    return Launched(
+        Path(agent) if agent else None, run or None, number, num_hosts, environ.get(RECORD_VARIABLE) or None
+    )
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

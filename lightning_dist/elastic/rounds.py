@@ -45,6 +45,10 @@ class Round:
         """Number of ranks."""
         return sum(seat.num_ranks for seat in self.seats)
 
+    def seat_of(self, host: str) -> Seat:
+        """Of a host that takes part."""
+        return next(seat for seat in self.seats if seat.host == host)
+
     def first_rank(self, host: str) -> int:
         """The global rank of a host's first."""
         names = [seat.host for seat in self.seats]

@@ -27,12 +27,14 @@ from torch import Tensor
 from lightning_dist import build
 from lightning_dist.checkpoint import catalog, leases, sharded
 from lightning_dist.checkpoint.host_pieces import Held
+from lightning_dist.checkpoint.lineage import RUN
 from lightning_dist.checkpoint.local_disk import PARTIAL
 from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig
+from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
@@ -92,6 +94,7 @@ def save(
     storage_options: Mapping[str, Any] | None = None,
     at_once: bool = False,
     named: str | None = None,
+    in_memory: bool = False,
 ) -> build.SaveStarted:
     """Begin to write a checkpoint; every rank calls it.
 
@@ -104,6 +107,7 @@ def save(
         storage_options: For fsspec.
         at_once: Write it to its end.
         named: The path that it will have, if that is another.
+        in_memory: Nothing is written to the path: its folder says whose the checkpoint is, and its name what it is.
     """
     start_ns = mode.setting.run.events.clock_ns()
     rest = dict(checkpoint)
@@ -125,6 +129,7 @@ def save(
     record = {
         "step": rest.get("global_step"),
         "epoch": rest.get("epoch"),
+        RUN: launched(os.environ).run,
         "world_size": mode.setting.run.cluster.world_size,
         "hosts": list(mode.setting.run.cluster.host_of_rank),
         "parallel": mode.setting.parallel.mode,
@@ -132,9 +137,8 @@ def save(
         "torch": torch.__version__,
         "lightning": rest.get("pytorch-lightning_version"),
     }
-    folder = open_folder(path, storage_options=storage_options)
     return saver.save(
-        folder,
+        None if in_memory else open_folder(path, storage_options=storage_options),
         tensors,
         objects,
         record,
@@ -319,7 +323,10 @@ def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
     """The same save in storage; ``None`` if it was read from there, or another is there by now."""
     if opened.stored_at is None:
         return None
-    found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
+    try:
+        found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
+    except CheckpointError:  # it was written to memory only
+        return None
     if found.manifest.save_id != opened.manifest.save_id:
         return None
     return replace(opened, folder=found.folder, manifest=found.manifest, stored_at=None)

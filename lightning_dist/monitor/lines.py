@@ -145,8 +145,10 @@ def facts_of(content: _Line) -> RunFacts:
         raise ValueError(f"a run of {known['world_size']} ranks")
     for name in ("peak_flops", "flops_per_sample"):
         known[name] = None if known.get(name) is None else _finite(known[name])
-    for name in ("run_id", "started", "strategy", "config_hash"):
+    for name in ("run_id", "started", "strategy", "config_hash", "run"):
         known[name] = str(known.get(name, ""))
+    known["round"] = _whole(known.get("round", 1))
+    known["record"] = None if known.get("record") is None else str(known["record"])
     for name in ("options", "versions"):
         known[name] = dict(known.get(name) or {})
     return RunFacts(**known)

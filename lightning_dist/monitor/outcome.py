@@ -12,8 +12,9 @@ from lightning_dist.monitor.history.folder import write_summary
 from lightning_dist.monitor.history.summary import summarise
 from lightning_dist.monitor.rank_file import rank_path
 from lightning_dist.monitor.record import RunRecord
-from lightning_dist.monitor.run_files import read_run
+from lightning_dist.monitor.rounds import WholeRun
 from lightning_dist.monitor.verdict import Verdict
+from lightning_dist.monitor.whole_run import read_whole
 
 _TAIL_BYTES = 65536  # holds a file's last step, unless a long timeline follows it
 _POLL_S = 0.05
@@ -24,11 +25,13 @@ class Outcome:
     """A run that has been judged.
 
     Attributes:
-        record: What was recorded.
+        whole: What was recorded, of all rounds.
+        record: The round of it that the verdict is about.
         verdict: What it says.
         kept: Its record in the history; ``None``: none is kept.
     """
 
+    whole: WholeRun
     record: RunRecord
     verdict: Verdict
     kept: Path | None
@@ -41,10 +44,11 @@ def judge(folder: Path, *, history: Path | None) -> Outcome:
         RecordError: The files cannot be read.
         OSError: The history cannot be written to.
     """
-    record = read_run(folder)
+    whole = read_whole(folder)
+    record = whole.main
     verdict = diagnose(record)
-    kept = None if history is None else write_summary(history, summarise(record, verdict))
-    return Outcome(record, verdict, kept)
+    kept = None if history is None else write_summary(history, summarise(record, verdict, whole=whole))
+    return Outcome(whole, record, verdict, kept)
 
 
 def wait_for_ranks(folder: Path, world_size: int, *, timeout_s: float) -> bool:

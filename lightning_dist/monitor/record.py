@@ -213,6 +213,9 @@ class RunFacts:
         versions: Of Python, torch, lightning, lightning_dist.
         peak_flops: Floating point operations a second that a rank's device can do at most; ``None``: unknown.
         flops_per_sample: Of the model, forward and backward; ``None``: unknown.
+        run: What a launcher calls the run, the same however often it starts the ranks; empty: no launcher says.
+        round: How many times it has started them, from 1.
+        record: Folder in which the launcher's agents write down incidents; ``None``: there is none.
     """
 
     run_id: str
@@ -225,6 +228,9 @@ class RunFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     peak_flops: float | None = None
     flops_per_sample: float | None = None
+    run: str = ""
+    round: int = 1
+    record: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lightning_dist.errors import RecordError
 from lightning_dist.monitor.run_files import FACTS, is_run, read_facts
+from lightning_dist.monitor.whole_run import is_round_of
 
 _RANK_FILES = "*-?????*.jsonl"
 
@@ -19,7 +20,7 @@ class Located:
 
     Attributes:
         folders: Where its files are, the one with ``run.json`` first.
-        passed_over: How many other runs lie where it was found; they are older.
+        passed_over: How many other runs lie where it was found; they are older. Rounds of the same run are not counted.
         problems: What could not be looked into, a sentence each.
     """
 
@@ -50,7 +51,7 @@ def locate(*paths: Path) -> Located:
             "ClusterMonitor() among a Trainer's callbacks write it, into the folder monitor/ of the run"
             + "".join(f"; {problem}" for problem in problems)
         )
-    ids = {read_facts(part.folders[0]).run_id: path for path, part in with_facts}
+    ids = {facts.run or facts.run_id: path for path, part in with_facts for facts in [read_facts(part.folders[0])]}
     if len(ids) > 1:
         raise RecordError(
             f"{' and '.join(map(str, ids.values()))} are different runs ({', '.join(ids)}); a report is of one: name "
@@ -91,8 +92,18 @@ def _below(path: Path) -> Located:
         if fnmatch.filter(files, _RANK_FILES):
             with_files.append(folder)
     if runs:
-        return Located((max(runs)[1],), len(runs) - 1, tuple(problems))
+        newest = max(runs)[1]
+        others = [folder for _, folder in runs if folder != newest and not _are_rounds(folder, newest)]
+        return Located((newest,), len(others), tuple(problems))
     return Located(tuple(sorted(with_files)) or (path,), problems=tuple(problems))
+
+
+def _are_rounds(folder: Path, newest: Path) -> bool:
+    """Whether both are rounds of one run; one that cannot be read is a run of its own."""
+    try:
+        return folder.parent == newest.parent and is_round_of(folder, read_facts(newest))
+    except RecordError:
+        return False
 
 
 def _changed_ns(path: Path) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_dist import wire
 from lightning_dist.checkpoint.keeper import messages
 from lightning_dist.checkpoint.keeper.messages import NoKeeperError
 from lightning_dist.errors import StorageError
@@ -85,7 +86,7 @@ class Keeper:
     def write(self, folder: str, name: str, buffers: Iterable[bytes | bytearray | memoryview]) -> int:
         """Write a file; its size in bytes."""
         with self._connected("write") as connection:
-            messages.send(connection, {"operation": "write", "folder": folder, "name": name})
+            wire.send(connection, {"operation": "write", "folder": folder, "name": name})
             messages.send_parts(connection, buffers)
             return int(self._answer(connection, "write")["size"])
 
@@ -93,14 +94,14 @@ class Keeper:
         """All of a file; ``None`` if there is none."""
         with self._connected("read") as connection:
             size = self._ask_to_read(connection, folder, name, {})
-            return None if size is None else messages.receive_exactly(connection, size)
+            return None if size is None else wire.receive_exactly(connection, size)
 
     def read_into(self, folder: str, name: str, start: int, target: memoryview) -> int | None:
         """Fill ``target`` from byte ``start`` on, as far as the file goes; bytes filled, ``None``: no file."""
         with self._connected("read") as connection:
             size = self._ask_to_read(connection, folder, name, {"start": start, "size": len(target)})
             if size:
-                messages.receive_into(connection, target[:size])
+                wire.receive_into(connection, target[:size])
             return size
 
     def list(self, folder: str) -> dict[str, int]:
@@ -122,7 +123,7 @@ class Keeper:
     def end(self) -> None:
         """End the process; what it holds is gone when this returns."""
         with self._connected("end") as connection:
-            messages.send(connection, {"operation": "end"})
+            wire.send(connection, {"operation": "end"})
             with contextlib.suppress(ConnectionResetError):
                 while connection.recv(4096):  # until the kernel closes what the process had open
                     pass
@@ -131,23 +132,23 @@ class Keeper:
         """A connection that keeps it from ending while it is open; the caller closes it."""
         with self._translated("attach"), contextlib.ExitStack() as on_failure:
             connection = on_failure.enter_context(self._connect())
-            messages.send(connection, {"operation": "attach"})
+            wire.send(connection, {"operation": "attach"})
             self._answer(connection, "attach")
             on_failure.pop_all()
             return connection
 
     def _ask_to_read(self, connection: socket.socket, folder: str, name: str, what: dict[str, int]) -> int | None:
-        messages.send(connection, {"operation": "read", "folder": folder, "name": name, **what})
+        wire.send(connection, {"operation": "read", "folder": folder, "name": name, **what})
         answer = self._answer(connection, "read")
         return None if answer.get("missing") else int(answer["size"])
 
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         with self._connected(operation) as connection:
-            messages.send(connection, {"operation": operation, **arguments})
+            wire.send(connection, {"operation": operation, **arguments})
             return self._answer(connection, operation)
 
     def _answer(self, connection: socket.socket, operation: str) -> dict[str, Any]:
-        answer = messages.receive(connection)
+        answer = wire.receive(connection)
         if "error" in answer:
             raise StorageError(f"{self.endpoint}: {operation} failed: {answer['error']}")
         return answer

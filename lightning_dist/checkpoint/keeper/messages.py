@@ -1,62 +1,34 @@
-"""What goes over a connection to a keeper: JSON with its length before it, then bytes; and who is there.
+"""What goes over a connection to a keeper: the messages of :mod:`lightning_dist.wire`, then bytes; and who is there.
 
 A request is one JSON object, the answer another; ``{"error": ...}`` if it failed. The bytes of a file that is written
 follow the request in parts, each with its length before it, up to an empty one; those of a file that is read follow the
 answer, which says how many they are.
 
 Over a Unix socket the kernel says whose process is at the other end. Over TCP both sides prove that they know the
-keeper's secret: each sends a random number, and answers the other's with a keyed hash of both. The secret itself is
-told over the Unix socket only. What follows is neither hidden nor signed, as between ranks; checkpoints have checksums.
+keeper's secret, which is told over the Unix socket only. What follows is neither hidden nor signed, as between ranks;
+checkpoints have checksums.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import os
-import secrets
 import socket
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any
 
+from lightning_dist import wire
 from lightning_dist.errors import StorageError
 
 FORMAT = 1
 SECRET_BYTES = 32
 _LENGTH = struct.Struct("<I")
 _PEER = struct.Struct("3i")  # process, user, group
-_MAX_HEADER_BYTES = 1 << 20
 PART_BYTES = 1 << 20
+_ROLES = wire.Roles(server=b"keeper", client=b"client")
 
 
 class NoKeeperError(StorageError):
     """Nobody is there, or it is somebody else."""
-
-
-def send(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send a JSON object."""
-    data = json.dumps(message).encode()
-    connection.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def receive(connection: socket.socket) -> dict[str, Any]:
-    """Receive a JSON object.
-
-    Raises:
-        ConnectionError: The other side closed the connection, or sent something else.
-    """
-    size = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))[0]
-    if size > _MAX_HEADER_BYTES:
-        raise ConnectionError(f"a message of {size} bytes was announced, at most {_MAX_HEADER_BYTES} are allowed")
-    try:
-        message = json.loads(receive_exactly(connection, size))
-    except ValueError as error:
-        raise ConnectionError(f"what was sent is no JSON: {error}") from error
-    if not isinstance(message, dict):
-        raise ConnectionError(f"what was sent is no JSON object, but of {type(message).__name__}")
-    return message
 
 
 def send_parts(connection: socket.socket, buffers: Iterable[bytes | bytearray | memoryview]) -> None:
@@ -73,29 +45,12 @@ def send_parts(connection: socket.socket, buffers: Iterable[bytes | bytearray | 
 def receive_parts(connection: socket.socket) -> Iterator[memoryview]:
     """The parts that :func:`send_parts` sends; each is overwritten by the next."""
     scratch = memoryview(bytearray(PART_BYTES))
-    while size := _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))[0]:
+    while size := _LENGTH.unpack(wire.receive_exactly(connection, _LENGTH.size))[0]:
         if size > PART_BYTES:
             raise ConnectionError(f"a part of {size} bytes was announced, at most {PART_BYTES} are allowed")
         part = scratch[:size]
-        receive_into(connection, part)
+        wire.receive_into(connection, part)
         yield part
-
-
-def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill ``target``."""
-    done = 0
-    while done < len(target):
-        count = connection.recv_into(target[done:])
-        if not count:
-            raise ConnectionError("the other side closed the connection")
-        done += count
-
-
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes."""
-    data = bytearray(size)
-    receive_into(connection, memoryview(data))
-    return bytes(data)
 
 
 def address_of(name: str) -> bytes:
@@ -127,24 +82,11 @@ def prove(connection: socket.socket, secret: bytes, *, is_server: bool) -> None:
     Raises:
         NoKeeperError: The other side does not know the secret.
     """
-    mine = secrets.token_bytes(SECRET_BYTES)
-    connection.sendall(mine)
-    theirs = receive_exactly(connection, SECRET_BYTES)
-    nonces = theirs + mine if is_server else mine + theirs  # the client's first
-    roles = (b"keeper", b"client") if is_server else (b"client", b"keeper")
-    own, expected = (hmac.new(secret, role + nonces, hashlib.sha256).digest() for role in roles)
-    if is_server:  # who calls shows first that it may
-        _expect(connection, expected)
-        connection.sendall(own)
-    else:
-        connection.sendall(own)
-        _expect(connection, expected)
+    try:
+        wire.prove(connection, secret, _ROLES, is_server=is_server)
+    except wire.WrongSecretError as error:
+        raise NoKeeperError("the other side does not know the keeper's secret") from error
 
 
 def _prefix(user: int) -> str:
     return f"hierdist-keeper-{user}-"
-
-
-def _expect(connection: socket.socket, expected: bytes) -> None:
-    if not hmac.compare_digest(receive_exactly(connection, len(expected)), expected):
-        raise NoKeeperError("the other side does not know the keeper's secret")

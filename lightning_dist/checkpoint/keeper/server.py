@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lightning_dist import wire
 from lightning_dist.checkpoint.keeper import messages
 from lightning_dist.checkpoint.keeper.memory import FullError, KeptFiles
 
@@ -122,7 +123,7 @@ class Server:
 
     def _answer(self, connection: socket.socket, *, is_local: bool) -> None:
         while True:
-            request = messages.receive(connection)
+            request = wire.receive(connection)
             connection.settimeout(_TRANSFER_S)
             operation = request.get("operation")
             try:
@@ -134,9 +135,9 @@ class Server:
                 elif operation == "write":
                     self._write(connection, request)
                 else:
-                    messages.send(connection, self._do(operation, request, is_local=is_local))
+                    wire.send(connection, self._do(operation, request, is_local=is_local))
             except (KeyError, TypeError, ValueError) as error:
-                messages.send(connection, {"error": f"{type(error).__name__}: {error}"})
+                wire.send(connection, {"error": f"{type(error).__name__}: {error}"})
                 return
 
     def _do(self, operation: Any, request: dict[str, Any], *, is_local: bool) -> dict[str, Any]:
@@ -176,7 +177,7 @@ class Server:
         with self._lock:
             self._attached += 1
         try:
-            messages.send(connection, {})
+            wire.send(connection, {})
             connection.settimeout(None)
             connection.recv(1)
         finally:
@@ -194,13 +195,13 @@ class Server:
     def _read(self, connection: socket.socket, request: dict[str, Any]) -> None:
         opened = self._files.open(str(request["folder"]), str(request["name"]))
         if opened is None:
-            messages.send(connection, {"missing": True})
+            wire.send(connection, {"missing": True})
             return
         descriptor, total = opened
         with open(descriptor, "rb", buffering=0) as file:
             start = int(request.get("start", 0))
             size = max(0, min(int(request.get("size", total)), total - start))
-            messages.send(connection, {"size": size})
+            wire.send(connection, {"size": size})
             if size:
                 connection.sendfile(file, start, size)
 
@@ -213,4 +214,4 @@ class Server:
             for _ in parts:  # an answer is read only after all has been sent
                 pass
             answer = {"error": str(error)}
-        messages.send(connection, answer)
+        wire.send(connection, answer)

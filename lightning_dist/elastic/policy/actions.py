@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_dist.elastic.policy.blame import Blame
+
 
 @dataclass(frozen=True)
 class StartRound:
@@ -13,11 +15,16 @@ class StartRound:
         number: Of the round, from 1.
         hosts: By node rank.
         reason: Why there is a new one, for people.
+        action: ``started`` (the first), ``restarted`` (the same hosts), ``waited`` (the same, one of them was waited
+            for, or another took its place), ``degraded`` (fewer) or ``regrown`` (more).
+        blame: What the last one failed of; ``None``: it did not fail.
     """
 
     number: int
     hosts: tuple[str, ...]
     reason: str
+    action: str = "started"
+    blame: Blame | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +61,13 @@ class EndRun:
 
     Attributes:
         exit_code: 0: training is over.
+        reason: For people.
+        blame: What the last round failed of, if that is why.
     """
 
     exit_code: int
     reason: str
+    blame: Blame | None = None
 
 
 Action = StartRound | StopRound | SetAside | Say | EndRun

@@ -23,7 +23,7 @@ class Cause(str, enum.Enum):
 
 @dataclass(frozen=True)
 class HostReady:
-    """A host is there, checked, and waits for a round."""
+    """A host is there, checked, and waits for a round: none of its ranks runs."""
 
     host: str
     num_ranks: int
@@ -65,6 +65,9 @@ class WorkerFailed:
     Attributes:
         round: In which; what belongs to an earlier one is old news.
         rank: Global.
+        exit_code: Of its process; negative: a signal's number.
+        is_consequence: Its last words, or what it waits for, name another rank: it is not to blame.
+        silent_s: From its last sign of life, or its end, to the agent's telling, in seconds.
     """
 
     host: str
@@ -73,23 +76,39 @@ class WorkerFailed:
     cause: Cause
     detail: str = ""
     exit_code: int | None = None
+    is_consequence: bool = False
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class RoundStopped:
-    """A host has ended its ranks of a round, and would start others."""
+    """A host has ended its ranks of a round, and would start others.
+
+    Attributes:
+        step: The newest that any of them has done in it; ``None``: unknown.
+    """
 
     host: str
     round: int
+    step: int | None = None
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """All ranks of a host have done the first step of a round."""
+    """All ranks of a host have done the first step of a round.
+
+    Attributes:
+        start_s: From the agent's hearing of the round until its ranks had met the others, in seconds.
+        load_s: From then on until model, data and snapshot were there, in seconds.
+        first_step_s: From then on until the step was done, in seconds.
+    """
 
     host: str
     round: int
     step: int
+    start_s: float | None = None
+    load_s: float | None = None
+    first_step_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -132,9 +151,16 @@ class OptionsTold:
 
 @dataclass(frozen=True)
 class EndAsked:
-    """Somebody wants the run to end (SIGINT, SIGTERM to the leader's group)."""
+    """Somebody wants the run to end (SIGINT, SIGTERM to the leader's group). Said twice, it ends at once.
+
+    Attributes:
+        exit_code: Of the run.
+        at_snapshot: After a snapshot, if one can be made.
+    """
 
     detail: str = ""
+    exit_code: int = 1
+    at_snapshot: bool = True
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from lightning_dist.errors import RecordError
+from lightning_dist.monitor.goodput import goodput
 from lightning_dist.monitor.history.blocks import in_blocks
 from lightning_dist.monitor.history.series import KINDS, run_series
 from lightning_dist.monitor.record import RunRecord
+from lightning_dist.monitor.rounds import WholeRun
 from lightning_dist.monitor.verdict import Verdict
 
 VERSION = 2
@@ -74,6 +76,10 @@ class RunSummary:
         cause: The verdict's main cause, e.g. ``"data_pipeline"``; ``None``: no verdict.
         cause_share: Its share of the step.
         verdict: In a sentence, also why there is none.
+        rounds: How often its ranks were started; the figures are those of the round with the most steps.
+        incidents: How many were written down.
+        steps_lost: Steps that were done again.
+        goodput: Time in steps that stand over wall time; ``None``: unknown.
     """
 
     run_id: str
@@ -91,6 +97,10 @@ class RunSummary:
     cause: str | None = None
     cause_share: float | None = None
     verdict: str = ""
+    rounds: int = 1
+    incidents: int = 0
+    steps_lost: int = 0
+    goodput: float | None = None
 
     def is_like(self, other: RunSummary) -> bool:
         """Whether it has the same configuration, ranks and kind of hosts."""
@@ -111,8 +121,15 @@ class RunSummary:
         return self.config_hash, self.world_size, self.host_kind
 
 
-def summarise(record: RunRecord, verdict: Verdict | None = None) -> RunSummary:
-    """The record of a run."""
+def summarise(record: RunRecord, verdict: Verdict | None = None, *, whole: WholeRun | None = None) -> RunSummary:
+    """The record of a run.
+
+    Args:
+        record: The run, or the round of it that the verdict is about.
+        verdict: What the diagnosis says of it.
+        whole: The run with all its rounds, if it has more than one.
+    """
+    of = goodput(WholeRun((record,)) if whole is None else whole)
     facts, headers = record.facts, [rank.header for rank in record.ranks.values()]
     main = verdict.main if verdict is not None else None
     said = main.summary if main is not None else (verdict.no_verdict or "") if verdict is not None else ""
@@ -127,11 +144,15 @@ def summarise(record: RunRecord, verdict: Verdict | None = None) -> RunSummary:
         options=facts.options,
         commit=facts.commit,
         versions=facts.versions,
-        steps=max((len(rank.steps) for rank in record.ranks.values()), default=0),
+        steps=of.steps,
         metrics={name: _metric(name, values) for name, values in run_series(record).items()},
         cause=None if main is None else main.cause.value,
         cause_share=None if main is None else main.share,
         verdict=said,
+        rounds=of.rounds,
+        incidents=of.incidents,
+        steps_lost=of.steps_lost,
+        goodput=of.share,
     )
 
 
@@ -182,8 +203,9 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
         values[name] = _text(values.get(name, ""))
     for name in ("commit", "cause"):
         values[name] = None if values.get(name) is None else _text(values[name])
-    for name, least in (("world_size", 1), ("hosts", 1), ("steps", 0)):
+    for name, least in _COUNTS:
         values[name] = int(values.get(name, least))
+    values["goodput"] = None if values.get("goodput") is None else _finite(values["goodput"])
     for name in ("options", "versions"):
         values[name] = dict(values.get(name) or {})
     return values
@@ -215,6 +237,7 @@ def _from_version_1(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "metrics": {name: {**metric, "of_means": name in _MEANS_IN_1} for name, metric in metrics}}
 
 
+_COUNTS = (("world_size", 1), ("hosts", 1), ("steps", 0), ("rounds", 1), ("incidents", 0), ("steps_lost", 0))
 _MEANS_IN_1 = (
     *("phase.checkpoint", "phase.validation", "checkpoint_stall", "heartbeat_timeouts"),
     *("tcp_retransmits", "tcp_retransmits_per_step", "rdma_retransmits"),

@@ -13,6 +13,8 @@ from lightning_dist.monitor.report.breakdown import apart, breakdowns
 from lightning_dist.monitor.report.charts_section import charts_section
 from lightning_dist.monitor.report.course import course
 from lightning_dist.monitor.report.finite import finite
+from lightning_dist.monitor.report.incident_marks import marks_of_incidents
+from lightning_dist.monitor.report.incidents_section import incidents_section
 from lightning_dist.monitor.report.marks import marks_of
 from lightning_dist.monitor.report.markup import Markup, element, joined, json_inside
 from lightning_dist.monitor.report.payload import payload
@@ -23,6 +25,7 @@ from lightning_dist.monitor.report.shown import average, steps_of
 from lightning_dist.monitor.report.throughput import throughput
 from lightning_dist.monitor.report.timeline_section import timeline_section
 from lightning_dist.monitor.report.verdict_section import verdict_section
+from lightning_dist.monitor.rounds import WholeRun
 from lightning_dist.monitor.verdict import Verdict
 
 RANKS = 64  # shown one by one
@@ -44,40 +47,53 @@ class Picture:
     caption: str = ""
 
 
-def html_of(record: RunRecord, verdict: Verdict, *, step: int | None = None, pictures: Sequence[Picture] = ()) -> str:
+def html_of(
+    record: RunRecord,
+    verdict: Verdict,
+    *,
+    step: int | None = None,
+    pictures: Sequence[Picture] = (),
+    whole: WholeRun | None = None,
+) -> str:
     """The whole page.
 
     Args:
-        record: The run.
+        record: The run, or the round of it that the verdict is about.
         verdict: What the diagnosis says of it.
         step: The step to open the timeline at; ``None``: the average of all.
         pictures: To be shown too.
+        whole: The run with all its rounds and incidents, if it has more than one.
     """
     record = finite(record)
+    whole = whole or WholeRun((record,))
+    every = finite(whole.joined) if len(whole.rounds) > 1 else record
     ranks = breakdowns(record)
     marks = marks_of(verdict)
     shown_ranks = apart(ranks, at_most=RANKS, always=marks)
     numbers = [rank.header.rank for rank in shown_ranks]
-    shown = [average(shown_ranks), *steps_of(record, numbers, chosen=step)] if ranks else []
-    series = all_series(record, shown_ranks=numbers)
+    shown = [average(shown_ranks), *steps_of(every, numbers, chosen=step)] if ranks else []
+    series = all_series(every, shown_ranks=numbers)
     data = payload(
         ranks=[(rank.header, marks.get(rank.header.rank)) for rank in shown_ranks],
         shown=shown,
         first=next((index for index, each in enumerate(shown) if each.step == step), 0),
         series=series,
-        stretches=course(record),
+        stretches=course(every),
+        incidents=marks_of_incidents(whole.incidents, every),
     )
+    happened = incidents_section(whole)
     body = joined(
-        heading(record),
+        heading(every),
         element(
             "main",
             verdict_section(verdict),
             speed(throughput(record)),
+            _section("incidents", "Incidents", happened) if happened is not None else None,
             _section("step", "One step", timeline_section(shown, shown_ranks)),
             _section("shares", "Where the time goes", shares_section(ranks, shown_ranks, marks)) if ranks else None,
             _section("course", "Over the run", charts_section(series, shown_ranks, marks)),
             *(_picture(picture) for picture in pictures),
-            _section("about", "The run", about(record)),
+            _section("about", "The run", about(every)),
         ),
     )
     title = f"{record.facts.strategy}, run {record.facts.run_id}"

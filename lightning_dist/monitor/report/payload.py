@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_dist.monitor.record import Phase, RankHeader
 from lightning_dist.monitor.report.course import Stretch
+from lightning_dist.monitor.report.incident_marks import IncidentMark
 from lightning_dist.monitor.report.series import Series
 from lightning_dist.monitor.report.shown import EXPOSED, HIDDEN, MAIN, Shown
 from lightning_dist.monitor.report.words import PHASES
@@ -30,6 +31,7 @@ def payload(
     first: int,
     series: Sequence[Series],
     stretches: Sequence[Stretch],
+    incidents: Sequence[IncidentMark] = (),
 ) -> dict[str, Any]:
     """All that the script needs.
 
@@ -39,6 +41,7 @@ def payload(
         first: Which of them to begin with.
         series: The curves.
         stretches: The course of the run.
+        incidents: Lines across the curves.
     """
     names = _Names()
     return {
@@ -48,6 +51,7 @@ def payload(
         "steps": [_shown(each, names) for each in shown],
         "names": names.table,
         "series": [_series(each) for each in series if each.lines],
+        "incidents": [[mark.step, _number(mark.at_s), mark.title] for mark in incidents],
         "course": {
             "steps": [stretch.first for stretch in stretches],
             "ends": [stretch.last for stretch in stretches],

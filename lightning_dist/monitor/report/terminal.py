@@ -16,10 +16,12 @@ from lightning_dist.monitor.report import words
 from lightning_dist.monitor.report.breakdown import Breakdown, apart, breakdowns, mean_of
 from lightning_dist.monitor.report.extremes import stretches_of
 from lightning_dist.monitor.report.finite import finite
+from lightning_dist.monitor.report.incident_lines import incident_lines
 from lightning_dist.monitor.report.marks import marks_of
 from lightning_dist.monitor.report.quantities import SHARE, text
 from lightning_dist.monitor.report.series import Series, all_series
 from lightning_dist.monitor.report.throughput import Throughput, throughput
+from lightning_dist.monitor.rounds import WholeRun
 from lightning_dist.monitor.verdict import Cause, Finding, Verdict
 
 RANKS = 16
@@ -28,16 +30,25 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _LEAST_SHARE = 0.005  # phases smaller than this on all ranks have no column
 
 
-def render(record: RunRecord, verdict: Verdict) -> RenderableType:
-    """All of it, for a ``rich`` console."""
+def render(record: RunRecord, verdict: Verdict, *, whole: WholeRun | None = None) -> RenderableType:
+    """All of it, for a ``rich`` console.
+
+    Args:
+        record: The run, or the round of it that the verdict is about.
+        verdict: What the diagnosis says of it.
+        whole: The run with all its rounds and incidents, if it has more than one.
+    """
     record = finite(record)
+    every = finite(whole.joined) if whole is not None and len(whole.rounds) > 1 else record
     ranks = breakdowns(record)
     marks = marks_of(verdict)
     parts: list[RenderableType] = [of_verdict(verdict)]
     if ranks:
         parts += [_speed(throughput(record)), _phases(ranks, marks)]
-    parts.append(_series(all_series(record, shown_ranks=[rank.header.rank for rank in ranks])))
-    parts += [Text(problem, style="yellow") for problem in record.problems]
+    if whole is not None:
+        parts += incident_lines(whole)
+    parts.append(_series(all_series(every, shown_ranks=[rank.header.rank for rank in ranks])))
+    parts += [Text(problem, style="yellow") for problem in every.problems]
     return Group(*parts)
 
 

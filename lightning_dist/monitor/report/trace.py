@@ -1,20 +1,22 @@
 """A run as a trace that Perfetto and ``chrome://tracing`` open: ranks are processes, lanes threads, metrics counters.
 
-The format is that of "Trace Event Format" (Duffy et al., Google, 2016): complete events (``X``), counters (``C``) and
-names (``M``), times in microseconds. Complete events of one thread must lie in each other or apart, so operations of a
-lane that overlap go to threads of their own.
+The format is that of "Trace Event Format" (Duffy et al., Google, 2016): complete events (``X``), counters (``C``),
+names (``M``) and instants (``i``), times in microseconds. Complete events of one thread must lie in each other or
+apart, so operations of a lane that overlap go to threads of their own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_dist.incidents import Incident
 from lightning_dist.monitor.record import METRICS, RankRecord, RunRecord, StepRecord
 from lightning_dist.monitor.report.finite import finite
+from lightning_dist.monitor.report.incident_marks import marks_of_incidents
 from lightning_dist.monitor.report.rows import rows_of
 from lightning_dist.monitor.report.shown import MAIN
 from lightning_dist.monitor.report.words import PHASES
@@ -22,8 +24,8 @@ from lightning_dist.monitor.report.words import PHASES
 _STEPS = 0  # the thread on which the steps lie; those of spans follow
 
 
-def events(record: RunRecord) -> Iterator[dict[str, Any]]:
-    """All events, rank by rank; times count from the start of the first rank's record."""
+def events(record: RunRecord, incidents: Sequence[Incident] = ()) -> Iterator[dict[str, Any]]:
+    """All events, rank by rank, then the incidents; times count from the start of the first rank's record."""
     record = finite(record)
     start_ns = min((rank.header.started_wall_ns for rank in record.ranks.values()), default=0)
     for _, rank in sorted(record.ranks.items()):
@@ -31,9 +33,10 @@ def events(record: RunRecord) -> Iterator[dict[str, Any]]:
         yield from (_step(rank, step, start_ns) for step in rank.steps)
         yield from _spans(rank, start_ns)
         yield from _counters(rank, start_ns)
+    yield from _marks(record, incidents)
 
 
-def write_trace(record: RunRecord, path: Path) -> None:
+def write_trace(record: RunRecord, path: Path, *, incidents: Sequence[Incident] = ()) -> None:
     """Write the trace, whole or not at all.
 
     Raises:
@@ -45,7 +48,7 @@ def write_trace(record: RunRecord, path: Path) -> None:
     try:
         with fresh.open("w", encoding="utf-8") as file:
             file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[')
-            for number, event in enumerate(events(record)):
+            for number, event in enumerate(events(record, incidents)):
                 file.write(",\n" if number else "\n")
                 file.write(json.dumps(event, allow_nan=False, separators=(",", ":")))
             file.write("\n]}\n")
@@ -117,4 +120,18 @@ def _counters(rank: RankRecord, start_ns: int) -> Iterator[dict[str, Any]]:
             "name": metric.title if metric else sample.metric,
             "ts": (sample.wall_ns - start_ns) / 1e3,
             "args": {"value" if metric is None or metric.unit == "1" else metric.unit: sample.value},
+        }
+
+
+def _marks(record: RunRecord, incidents: Sequence[Incident]) -> Iterator[dict[str, Any]]:
+    """Lines across all ranks; they lie on the thread of the first one's steps."""
+    for mark in marks_of_incidents(incidents, record):
+        yield {
+            "ph": "i",
+            "s": "g",
+            "pid": min(record.ranks, default=0),
+            "tid": _STEPS,
+            "name": mark.title,
+            "cat": "incident",
+            "ts": mark.at_s * 1e6,
         }

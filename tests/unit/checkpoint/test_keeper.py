@@ -17,8 +17,9 @@ import psutil
 import pytest
 import torch
 
+from lightning_dist import wire
 from lightning_dist.checkpoint.catalog import newest, open_checkpoint
-from lightning_dist.checkpoint.keeper import client, messages
+from lightning_dist.checkpoint.keeper import client
 from lightning_dist.checkpoint.keeper.client import Endpoint, Keeper
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
 from lightning_dist.checkpoint.keeper.memory import FullError, KeptFiles
@@ -235,8 +236,8 @@ def test_another_host_shows_the_secret(keeper: Keeper) -> None:
         remote(keeper, secret=bytes(32)).folders()
     for forbidden in ({"operation": "end"}, {"operation": "limit", "bytes": 1}, {"operation": "attach"}, {}):
         with other._connect() as connection:
-            messages.send(connection, forbidden)
-            assert "is unknown, or is not for other hosts" in messages.receive(connection)["error"]
+            wire.send(connection, forbidden)
+            assert "is unknown, or is not for other hosts" in wire.receive(connection)["error"]
     assert "secret" not in other.about()
     assert keeper.endpoint.secret.hex() not in repr(keeper.endpoint) + str(other.endpoint)
 
@@ -266,8 +267,8 @@ def test_strangers_do_no_harm(keeper: Keeper, said: bytes) -> None:
 def test_what_is_no_request_is_refused(keeper: Keeper) -> None:
     for request in ({"operation": "read"}, {"operation": "write", "folder": "a"}, {"operation": "limit"}):
         with keeper._connect() as connection:
-            messages.send(connection, request)
-            assert "Error" in messages.receive(connection)["error"]
+            wire.send(connection, request)
+            assert "Error" in wire.receive(connection)["error"]
     with keeper._connect() as connection:
         connection.sendall(b"\xff\xff\xff\xff")
         assert connection.recv(1) == b""

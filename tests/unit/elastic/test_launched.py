@@ -36,6 +36,7 @@ from lightning_dist.errors import ConfigError, LaunchError, UnknownOptionError
             {"SLURM_JOB_ID": "17", "HIERDIST_RUN": "r", "HIERDIST_ROUND": "1", "TORCHELASTIC_RESTART_COUNT": "4"},
             Launched(None, "r", 1),
         ),
+        ({"HIERDIST_RUN": "r", "HIERDIST_RECORD": "/records"}, Launched(None, "r", 1, None, "/records")),
     ],
 )
 def test_which_start_of_which_run_this_is(environ: dict[str, str], expected: Launched) -> None:

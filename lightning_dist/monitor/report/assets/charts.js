@@ -21,6 +21,7 @@ function plot(box, caption, { height = 128, horizontal, range, most, form, label
     }
     across(svg);
     for (const { path, name } of paths(x, y)) svg.append(drawn("path", { class: name, d: path }));
+    happened(svg);
     if (limit !== undefined) svg.append(drawn("line", { class: "limit", x1: SIDE, x2: width, y1: y(limit), y2: y(limit) }));
     line = drawn("line", { class: "cursor", y1: HEAD, y2: height - FOOT, visibility: "hidden" });
     svg.append(line);
@@ -35,6 +36,16 @@ function plot(box, caption, { height = 128, horizontal, range, most, form, label
       const near = x(value) > width - 24;
       const text = axisName() === "time" ? short(seconds(value)) : String(Math.round(value));
       svg.append(drawn("text", { x: x(value), y: height - 3, "text-anchor": near ? "end" : "middle" }, text));
+    }
+  }
+
+  function happened(svg) {
+    for (const [step, time, title] of data.incidents) {
+      const at = axisName() === "time" ? time : step;
+      if (at === null || at < low || at > high) continue;
+      const mark = drawn("line", { class: "incident", x1: x(at), x2: x(at), y1: HEAD, y2: height - FOOT });
+      mark.append(drawn("title", {}, title));
+      svg.append(mark);
     }
   }
 

@@ -1,0 +1,130 @@
+"""The ranks of one host in one round, from their start to their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lightning_dist.elastic.agent.environment import words_file
+from lightning_dist.elastic.agent.exits import Exit, exit_of
+from lightning_dist.elastic.agent.warm import TemplateLostError, WarmProcess
+from lightning_dist.elastic.detect.board import Beat, Board
+from lightning_dist.elastic.detect.phases import Order
+
+RELEASE_S = 0.5
+"""How long ranks have to say their last words once they are to end, in seconds."""
+_KILL_S = 30.0  # for the kernel to take a killed process apart, which may hold hundreds of gigabytes
+_POLL_S = 0.01
+
+
+class RankGroup:
+    """Ranks that were started, and how they ended.
+
+    Args:
+        template: They are forked of it.
+        board: They write on it; ``order`` and the like do nothing to a rank that does not.
+        number: The round's.
+        folder: Where they leave last words.
+        was_short_of_memory: See :func:`~lightning_dist.elastic.agent.exits.exit_of`.
+    """
+
+    def __init__(
+        self,
+        template: WarmProcess,
+        board: Board,
+        *,
+        number: int,
+        folder: Path,
+        was_short_of_memory: Callable[[], bool],
+    ) -> None:
+        self._template = template
+        self._board = board
+        self._number = number
+        self._folder = folder
+        self._was_short_of_memory = was_short_of_memory
+        self._pids: dict[int, int] = {}
+        self.exits: dict[int, Exit] = {}
+        """By local rank, of those that have ended."""
+
+    def add(self, local_rank: int, pid: int) -> None:
+        """A rank was started."""
+        self._pids[local_rank] = pid
+
+    @property
+    def running(self) -> list[int]:
+        """Local ranks that have not ended."""
+        return [local_rank for local_rank in self._pids if local_rank not in self.exits]
+
+    def beats(self) -> dict[int, Beat]:
+        """What the ranks of this round have said last, by local rank; of those that say anything."""
+        beats = {}
+        for local_rank in self._pids:
+            beat = self._board.cell(local_rank).read()
+            if beat is not None and beat.round == self._number:
+                beats[local_rank] = beat
+        return beats
+
+    def collect(self) -> list[Exit]:
+        """Those that have ended since the last call; returns at once."""
+        try:
+            ended = {one.key: one.status for one in self._template.collect()}
+        except TemplateLostError:
+            ended = dict.fromkeys(self.running, -signal.SIGKILL)  # by the kernel, together with their parent
+            self._kill_groups()
+        found = []
+        for local_rank, status in ended.items():
+            if local_rank in self._pids and local_rank not in self.exits:
+                words = words_file(self._folder, local_rank)
+                found.append(exit_of(local_rank, status, words=words, was_short_of_memory=self._was_short_of_memory))
+                self.exits[local_rank] = found[-1]
+        return found
+
+    def order(self, order: Order, local_ranks: Sequence[int] | None = None) -> None:
+        """Ask something of ranks, of all if none are named."""
+        for local_rank in self.running if local_ranks is None else local_ranks:
+            self._board.cell(local_rank).order(order, self._number)
+
+    def send(self, number: int, local_ranks: Sequence[int] | None = None) -> None:
+        """Send ranks a signal, to all if none are named; what they have started gets none."""
+        for local_rank in self.running if local_ranks is None else local_ranks:
+            with suppress(ProcessLookupError):
+                os.kill(self._pids[local_rank], number)
+
+    def end(self, *, grace_s: float = RELEASE_S, warning: int = signal.SIGTERM) -> None:
+        """End all ranks: let them go, for a moment, then kill them.
+
+        Those that write on the board leave the collectives that they wait in, and say what these were. The others get
+        a signal, of which a script may have made something.
+
+        Args:
+            grace_s: The moment, in seconds.
+            warning: The signal.
+        """
+        self.collect()
+        heard = self.beats()
+        self.order(Order.RELEASE, [local_rank for local_rank in self.running if local_rank in heard])
+        self.send(warning, [local_rank for local_rank in self.running if local_rank not in heard])
+        if not self.wait(grace_s):
+            self._kill_groups()
+            self.wait(_KILL_S)
+
+    def wait(self, timeout_s: float, *, until: Callable[[], bool] = bool) -> bool:
+        """Wait until all have ended, at most so many seconds, or until something else is so; whether they have."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.collect()
+            if not self.running:
+                return True
+            if time.monotonic() >= deadline or until():
+                return False
+            time.sleep(_POLL_S)
+
+    def _kill_groups(self) -> None:
+        """With the workers of their data loaders."""
+        for local_rank in self.running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pids[local_rank], signal.SIGKILL)

@@ -1,0 +1,105 @@
+"""From what was asked for to the exit code: makes an agent's parts, runs it, and takes everything down again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+
+from lightning_dist.elastic.agent.environment import template_environment
+from lightning_dist.elastic.agent.folder import AgentFolder
+from lightning_dist.elastic.agent.host_agent import HostAgent, HostParts
+from lightning_dist.elastic.agent.looking import Lookout
+from lightning_dist.elastic.agent.options import LaunchOptions
+from lightning_dist.elastic.agent.orders import TURN_S, Orders
+from lightning_dist.elastic.agent.output import Output
+from lightning_dist.elastic.agent.signals import Signals
+from lightning_dist.elastic.agent.warm import WarmProcess
+from lightning_dist.elastic.policy.events import HostUnhealthy
+from lightning_dist.elastic.session import End, Session
+
+
+def run_host(
+    options: LaunchOptions,
+    *,
+    open_session: Callable[[Callable[[str], None]], Session],
+    environ: Mapping[str, str],
+    check: Callable[[], str | None] = lambda: None,
+) -> int:
+    """Run this host's ranks until the run is over. To be called in the main thread: signals are handled meanwhile.
+
+    Args:
+        options: What was asked for.
+        open_session: Makes the connection to whoever leads, given how to tell people something.
+        environ: Variables that ranks inherit.
+        check: Says what is wrong with this host; ``None``: it is well.
+
+    Returns:
+        The exit code: 0 when training is over, else the failing rank's, or 128 and the signal that ended this agent.
+
+    Raises:
+        LaunchError: Ranks cannot be started.
+    """
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"hierdist [{options.host}] {text}\n")
+        sys.stderr.flush()
+
+    with ExitStack() as parts:
+        signals = parts.enter_context(Signals())
+        folder = parts.enter_context(AgentFolder(options.num_ranks))
+        output = parts.enter_context(Output(with_prefix=options.with_prefix, logs=options.logs))
+        template = parts.enter_context(
+            WarmProcess(
+                folder.path,
+                import_folder=options.program.import_folder,
+                preload=options.preload,
+                environment=template_environment(environ),
+            )
+        )
+        session = open_session(say)
+        parts.callback(session.leave, "its agent ends")
+        orders = Orders(session, signals, host=options.host, say=say)
+        lookout = Lookout(host=options.host, folder=folder.path, options=options.elastic(), mode=options.mode, say=say)
+        end = _prepare(options, orders, template, session, check)
+        if end is None:
+            agent = HostAgent(
+                HostParts(
+                    host=options.host,
+                    address=options.address,
+                    program=options.program,
+                    num_ranks=options.num_ranks,
+                    environ=dict(environ),
+                    session=session,
+                    orders=orders,
+                    folder=folder,
+                    template=template,
+                    output=output,
+                    lookout=lookout,
+                    record=options.record,
+                    say=say,
+                )
+            )
+            agent.run()
+            end = agent.end
+        assert end is not None
+        code = end.exit_code if end.exit_code >= 0 else 128 - end.exit_code  # as a shell tells a signal
+        if code:
+            say(f"ends with exit code {code}: {end.reason}")
+        return code
+
+
+def _prepare(
+    options: LaunchOptions, orders: Orders, template: WarmProcess, session: Session, check: Callable[[], str | None]
+) -> End | None:
+    """Check the host while the template imports; how the run ends if it does so already."""
+    problem = check()
+    if problem is not None:
+        session.tell(HostUnhealthy(options.host, problem))
+        return End(1, f"this host is not fit to train: {problem}")
+    while not template.is_ready:
+        order = orders.next(TURN_S, template)
+        if isinstance(order, End) or orders.leaving is not None:
+            return order if isinstance(order, End) else orders.leaving
+        template.collect()
+    return None

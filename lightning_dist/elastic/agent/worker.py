@@ -1,0 +1,151 @@
+"""A process forked from the template becomes a rank, and runs the user's command as ``__main__``."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+from lightning_dist.elastic.agent.command import Kind, Program
+from lightning_dist.elastic.agent.start import Start
+from lightning_dist.parent_watch import bind_workers
+
+_PR_SET_PDEATHSIG = 1
+DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when its parent ends; end at once if it is gone by now.
+
+    Args:
+        parent: Its process id.
+        signum: 0 takes it back.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def become(start: Start, *, stdout: int, stderr: int, parent: int) -> None:
+    """Take on what makes this process a rank; the first thing done in it.
+
+    It is alone in a process group, which ends with it: workers of its data loaders are in there as well.
+
+    Args:
+        start: What was asked for.
+        stdout: Descriptor that becomes its standard output.
+        stderr: Likewise.
+        parent: The template's process id.
+    """
+    os.setpgid(0, 0)
+    die_with_parent(parent)
+    for signum in DEFAULT_SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+    os.environ.clear()
+    os.environ.update(start.environment)
+    os.chdir(start.folder)
+
+
+def run(start: Start) -> NoReturn:
+    """Run the command to its end, as ``python script.py`` would, and end this process.
+
+    It ends as those of multiprocessing do: threads are waited for, what was registered for the exit is called, output
+    is flushed; but the interpreter is not taken apart. That would take a second or two in a forked process, which has
+    to copy each page that it touches, and the others would see the connections of a rank that failed closed only then.
+    """
+    if start.program.kind is Kind.PROGRAM:
+        _replace_process(start)
+    _begin_anew()
+    code: object = 0
+    try:
+        _run_program(start.program)
+    except SystemExit as ended:
+        code = ended.code
+    except KeyboardInterrupt:
+        code = -signal.SIGINT
+    except BaseException as error:
+        if start.words is not None:
+            write_words(start.words, error)
+        sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
+        code = 1
+    _end(code)
+
+
+def write_words(path: str, error: BaseException) -> None:
+    """Leave what a rank failed of for the agent, unless there is more in the file already."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
+        json.dump({"error": text}, file)
+
+
+def _replace_process(start: Start) -> None:
+    program = start.program
+    try:
+        os.execve(program.target, [program.target, *program.arguments], dict(start.environment))  # noqa: S606  # a shell would change the words
+    except OSError as error:
+        sys.stderr.write(f"{program.target}: {error.strerror}\n")
+        raise SystemExit(126) from None
+
+
+def _begin_anew() -> None:
+    """What a new interpreter has of its own: random numbers, and lines that are seen when they are printed."""
+    bind_workers()
+    random.seed()
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed()
+    if torch is not None:
+        torch.seed()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # they are files here
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without our frames and runpy's, as the user's own Python shows it."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    own = trace
+    while own is not None and own.tb_frame.f_code.co_filename in ours:
+        own = own.tb_next
+    return own or trace
+
+
+def _run_program(program: Program) -> None:
+    sys.argv = [program.target, *program.arguments]
+    if program.kind is Kind.MODULE:
+        runpy.run_module(program.target, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program.target, run_name="__main__")
+
+
+def _end(code: object) -> NoReturn:
+    """What the interpreter does at its end, as far as others can see it."""
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    status = code or 0
+    if status == -signal.SIGINT:  # so that who waits for it sees the signal, as with Python itself
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)

@@ -1,0 +1,122 @@
+"""Opens an agent's session: the one place where a leader's parts are put together."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_dist.config.elastic import ElasticConfig
+from lightning_dist.elastic.leading import secret as secrets_of_run
+from lightning_dist.elastic.leading.channel import Pace
+from lightning_dist.elastic.leading.endpoints import Endpoint, listen, own_index
+from lightning_dist.elastic.leading.inbox import Inbox
+from lightning_dist.elastic.leading.leader import Duties, Reactor
+from lightning_dist.elastic.leading.node import MakePolicy, Node, Setup
+from lightning_dist.elastic.leading.remembered import Remembered
+from lightning_dist.elastic.leading.socket_session import SocketSession
+from lightning_dist.elastic.policy.machine import Policy
+from lightning_dist.elastic.policy.situation import LastRound
+from lightning_dist.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+JOIN_S = 600.0
+SEEK_S = 60.0
+FIRST_S = 30.0
+
+
+def open_session(
+    *,
+    host: str,
+    min_hosts: int,
+    max_hosts: int,
+    options: ElasticConfig,
+    address: str = LOOPBACK,
+    endpoints: Sequence[Endpoint] = (),
+    secret: bytes | None = None,
+    run: str | None = None,
+    fence: Path | None = None,
+    record: Path | None = None,
+    pace: Pace | None = None,
+    say: Callable[[str], None] | None = None,
+    join_s: float = JOIN_S,
+    seek_s: float | None = None,
+    first_s: float = FIRST_S,
+) -> SocketSession:
+    """Begin to take part in a run; it starts a thread, which :meth:`~SocketSession.leave` ends.
+
+    Args:
+        host: This host's name, unlike that of any other.
+        min_hosts: No round has fewer.
+        max_hosts: No round has more.
+        options: Until the script tells its own.
+        address: Under which other hosts reach this one.
+        endpoints: Where leaders may be, in their order; none: this agent is alone, and leads.
+        secret: That all agents share; needed with ``endpoints``.
+        run: The run's name; ``None``: the first leader makes one.
+        fence: A folder on storage that all hosts share, in which each round is claimed.
+        record: A folder for ``incidents.jsonl``; written by whoever leads.
+        pace: How often agents say that they live, and how long one may be silent.
+        say: Tells people; ``None``: prints to standard error.
+        join_s: How long to look for a leader at the start, in seconds.
+        seek_s: How long to look for the next one, in seconds; ``None``: a minute, and as long as a host is waited for.
+        first_s: At the start an endpoint waits so long for those before it, in seconds.
+
+    Raises:
+        ConfigError: There is no secret, or a fence without a name of the run.
+        LaunchError: This host's endpoint is taken.
+    """
+    own = own_index(endpoints, host=host, address=address) if endpoints else 0
+    shared = secrets_of_run.required(secret) if endpoints else secrets_of_run.own()
+    if fence is not None and run is None:
+        raise ConfigError("a fence is of one run, whose name all hosts must know; write --run NAME beside --fence")
+    listener = None
+    if own is not None:
+        wanted = endpoints[own] if endpoints else Endpoint(LOOPBACK, 0)
+        listener = listen(wanted, address if endpoints else LOOPBACK)
+        reached = Endpoint(address if endpoints else LOOPBACK, int(listener.getsockname()[1]))
+        endpoints = [*endpoints[:own], reached, *endpoints[own + 1 :]]
+    setup = Setup(
+        endpoints,
+        own,
+        shared,
+        _policies(options, min_hosts=min_hosts, max_hosts=max_hosts, has_fence=fence is not None, own=own),
+        pace or Pace(),
+        say or _print,
+        join_s=join_s,
+        seek_s=SEEK_S + options.rejoin_s if seek_s is None else seek_s,
+        first_s=first_s,
+    )
+    inbox = Inbox()
+    remembered = Remembered(host, address, secrets.token_hex(8), run=run)
+    return SocketSession(host, Node(setup, remembered, inbox, listener=listener), inbox)
+
+
+def _policies(
+    options: ElasticConfig, *, min_hosts: int, max_hosts: int, has_fence: bool, own: int | None
+) -> MakePolicy:
+    def make(duties: Duties, remembered: Remembered) -> Reactor:
+        last = None
+        if duties.last_round is not None:
+            hosts = tuple(seat.host for seat in duties.last_round.seats)
+            last = LastRound(duties.last_round.number, hosts, remembered.leader, is_running=remembered.is_running)
+        return Policy(
+            options,
+            min_hosts=min_hosts,
+            max_hosts=max_hosts,
+            host=duties.host,
+            leads_by_right=own == 0,
+            has_fence=has_fence,
+            last=last,
+            memory=remembered.memory,
+            now_s=duties.clock(),
+        )
+
+    Policy(options, min_hosts=min_hosts, max_hosts=max_hosts, host="")  # what is wrong with the numbers is said now
+    return make
+
+
+def _print(text: str) -> None:
+    sys.stderr.write(f"hierdist: {text}\n")
+    sys.stderr.flush()
