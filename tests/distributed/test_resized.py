@@ -167,12 +167,16 @@ class Rates(pl.Callback):
     def __init__(self) -> None:
         self.used: list[float] = []
         self.seen: list[float] = []
+        self._is_watching = False
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            self.used.append(optimizer.param_groups[0]["lr"])
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Once all hooks on the optimizer are there that come before it."""
+        if not self._is_watching:
+            self._is_watching = True
+            trainer.optimizers[0].register_step_pre_hook(self._note)
 
-        trainer.optimizers[0].register_step_pre_hook(note)
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.used.append(optimizer.param_groups[0]["lr"])
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
