@@ -24,7 +24,10 @@ from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig, ElasticConfig, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.elastic.agent_folder import tell_options
+from lightning_dist.elastic.detect.phases import Phase
+from lightning_dist.elastic.detect.pulse import Pulse
 from lightning_dist.errors import CheckpointError
+from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
@@ -102,6 +105,7 @@ class StateStrategy(RankStrategy):
             assert self._run is not None
             checkpoints.refuse(trainer, mode, self.checkpoint_config)
             self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
+            self._saver.on_committed = functools.partial(_tell_committed, pulse_of(trainer))
         if self._going_on is not None:
             self._going_on.leave_trail()
         every = self.checkpoint_config.memory_every_n_steps
@@ -129,15 +133,17 @@ class StateStrategy(RankStrategy):
         """
         assert self._saver is not None
         assert self._mode is not None
-        checkpoints.save(
-            self._saver,
-            trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
-            f"{checkpoint_folder(trainer)}/step={trainer.global_step}.ckpt",
-            mode=self._mode,
-            optimizers=[unwrapped(each) for each in self.optimizers],
-            at_once=at_once,
-            in_memory=True,
-        )
+        pulse = pulse_of(trainer)
+        with contextlib.nullcontext() if pulse is None else pulse.entered(Phase.SAVING):
+            checkpoints.save(
+                self._saver,
+                trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
+                f"{checkpoint_folder(trainer)}/step={trainer.global_step}.ckpt",
+                mode=self._mode,
+                optimizers=[unwrapped(each) for each in self.optimizers],
+                at_once=at_once,
+                in_memory=True,
+            )
         self._saver.let_begin()
 
     def _save_to_stop(self, trainer: pl.Trainer, is_ordered: bool) -> None:
@@ -223,6 +229,8 @@ class StateStrategy(RankStrategy):
         """Write a checkpoint, in the way that was chosen."""
         if self._saver is None or self._mode is None:
             super().save_checkpoint(checkpoint, filepath, storage_options)
+            if self.lightning_module is not None and "optimizer_states" in checkpoint:
+                _tell_committed(pulse_of(self.lightning_module.trainer), checkpoint["global_step"])
             return
         path = os.fspath(filepath)
         if self._saves_at_once:
@@ -370,3 +378,8 @@ class StateStrategy(RankStrategy):
             self._saver.once_committed(functools.partial(checkpoints.remove, path))
         elif self.is_global_zero:
             checkpoints.remove(path)
+
+
+def _tell_committed(pulse: Pulse | None, step: int) -> None:
+    if pulse is not None:
+        pulse.snapshot(step)

@@ -12,7 +12,7 @@ import torch
 
 from lightning_dist import AsyncShardedCheckpoint, DataConfig, ShardedDataModule
 from tests.distributed.lightning_runs import adamw, odd_model, strategy_of, trainer_on_pool
-from tests.distributed.restarted_runs import MEMORY, KilledAt, Start, started
+from tests.distributed.restarted_runs import MEMORY, KilledAt, Start, prepare, started
 from tests.support.keepers import ending_keepers
 from tests.support.numbered import Ids, ids_of
 from tests.support.ranks import Died, RankPool
@@ -127,8 +127,8 @@ def test_the_global_batch_stays_and_so_do_the_numbers(
     """Sums of gradients are rounded in another order, so weights differ by that; at the same size by nothing."""
     start = Start(tmp_path / "run", parallel=parallel, checkpoint=MEMORY)
     whole = replace(start, folder=tmp_path / "whole", checkpoint="full")
-    start.folder.mkdir()
-    whole.folder.mkdir()
+    prepare(start)
+    prepare(whole)
     size = first[0] * first[1] * first[2]
     steps_an_epoch = SAMPLES // size
     killed_at = steps_an_epoch - 1
@@ -207,7 +207,7 @@ def fit_per_rank(context: RankContext, start: Start, rate: str) -> tuple[list[fl
 @pytest.mark.parametrize(("rate", "factor"), [("linear", 0.5), ("sqrt", 0.5**0.5), ("none", 1.0)])
 def test_the_learning_rate_follows_the_global_batch(ranks: RankPool, tmp_path: Path, rate: str, factor: float) -> None:
     start = Start(tmp_path / "run", checkpoint=MEMORY)
-    start.folder.mkdir()
+    prepare(start)
     with ending_keepers(start.checkpoints):
         died = ranks.run(fit_per_rank, world_size=2, args=(replace(start, killed_at=4), rate), may_die=[0, 1])
         assert {type(each) for each in died} == {Died}
