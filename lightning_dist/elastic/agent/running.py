@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -47,6 +48,8 @@ def run_host(
         sys.stderr.write(f"hierdist [{options.host}] {text}\n")
         sys.stderr.flush()
 
+    # A store's only thread asks for the name of each client: without an answering DNS, 5 s a time.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     with ExitStack() as parts:
         folder = parts.enter_context(AgentFolder(options.num_ranks))
         output = parts.enter_context(Output(with_prefix=options.with_prefix, logs=options.logs))
