@@ -37,7 +37,7 @@ from lightning_dist.elastic.agent.looking import Lookout
 from lightning_dist.elastic.agent.orders import TURN_S, Orders
 from lightning_dist.elastic.agent.output import Output
 from lightning_dist.elastic.agent.rank_group import RELEASE_S, RankGroup
-from lightning_dist.elastic.agent.rendezvous import RoundBroken, RunEnded, SessionRendezvous
+from lightning_dist.elastic.agent.rendezvous import RunEnded, SessionRendezvous
 from lightning_dist.elastic.agent.start import Start
 from lightning_dist.elastic.agent.warm import TemplateLostError, WarmProcess
 from lightning_dist.elastic.detect.phases import Order
@@ -99,7 +99,11 @@ class HostAgent(SimpleElasticAgent):
     def __init__(self, parts: HostParts) -> None:
         self._parts = parts
         self._meeting = SessionRendezvous(
-            parts.session, host=parts.host, address=parts.address, next_order=self._order_or_leave
+            parts.session,
+            host=parts.host,
+            address=parts.address,
+            num_ranks=parts.num_ranks,
+            next_order=self._order_or_leave,
         )
         spec = WorkerSpec(
             role=_ROLE,
@@ -123,12 +127,7 @@ class HostAgent(SimpleElasticAgent):
         session = self._parts.session
         try:
             while True:
-                session.ready(self._parts.num_ranks)
-                try:
-                    self._initialize_workers(self._worker_group)
-                except RoundBroken as broken:
-                    session.tell(RoundStopped(self._parts.host, broken.number))
-                    continue
+                self._initialize_workers(self._worker_group)
                 end = self._look_after_ranks()
                 if end is not None:
                     raise RunEnded(end)
