@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning_dist.callbacks import (
     AsyncShardedCheckpoint,
     ClusterMonitor,
+    Heartbeat,
     MonitorOutputs,
     PipelinePicture,
     StepTimeline,
@@ -43,6 +44,7 @@ __all__ = [
     "CheckpointConfig",
     "ClusterMonitor",
     "DataConfig",
+    "Heartbeat",
     "HierDistStrategy",
     "MonitorConfig",
     "MonitorOutputs",
