@@ -67,6 +67,10 @@ class Lookout:
         for board in self._boards:
             board.close()
 
+    def count_timeouts(self, *, host: int, found: int) -> None:
+        """As if so many hangs had been found there."""
+        self._boards[host].count_timeouts(found)
+
     def _run(self) -> None:
         while not self._ending.wait(_LOOK_S):
             sights = [look_at(board) for board in self._boards]
