@@ -30,6 +30,7 @@
     ├── UnevenInputsError (RuntimeError)  ranks have different numbers of batches
     ├── UnusedParametersError (RuntimeError)  parameters took no part in the loss, and nobody said that this may be
     ├── UnsummedGradientError (RuntimeError)  a backward that the strategy did not start left gradients
+    ├── InjectedFaultError (RuntimeError)  a plan of faults (``hierdist chaos``) asked for it
     ├── LostWeightsError (RuntimeError)   weights were spread over ranks when a fit failed
     └── LateGradientError (RuntimeError)  a gradient came after its module's had been summed: it would be lost
 
@@ -158,6 +159,10 @@ class UnusedParametersError(HierDistError, RuntimeError):
 
 class UnsummedGradientError(HierDistError, RuntimeError):
     """A backward that the strategy did not start left gradients, which would stay those of one rank."""
+
+
+class InjectedFaultError(HierDistError, RuntimeError):
+    """A plan of faults asked for it."""
 
 
 class LostWeightsError(HierDistError, RuntimeError):

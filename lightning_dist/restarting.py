@@ -36,8 +36,7 @@ from lightning_dist.elastic.trail import Trail
 from lightning_dist.errors import CheckpointError, StorageError
 
 _T = TypeVar("_T")
-INTERRUPTED = "interrupted.ckpt"
-"""Name of the checkpoint that a run leaves when it is asked to stop."""
+_INTERRUPTED = "interrupted-step="
 
 
 class Stored(NamedTuple):
@@ -180,6 +179,18 @@ def checkpoint_folder(trainer: pl.Trainer) -> str:
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
             return str(callback.dirpath).rstrip("/")
     return f"{str(trainer.default_root_dir).rstrip('/')}/checkpoints"
+
+
+def interrupted_path(trainer: pl.Trainer) -> str:
+    """Of the checkpoint that a run leaves in storage when it is asked to stop."""
+    return f"{checkpoint_folder(trainer)}/{_INTERRUPTED}{trainer.global_step}{ModelCheckpoint.FILE_EXTENSION}"
+
+
+def older_interrupted(path: str) -> list[str]:
+    """Those beside it that another stop has left."""
+    parent, _, own = path.rpartition("/")
+    names = [name for name in open_folder(parent).list() if name.startswith(_INTERRUPTED) and name != own]
+    return [f"{parent}/{name}" for name in names]
 
 
 def _stored(folders: Iterable[str], lineage: Lineage) -> tuple[list[Stored], str | None]:

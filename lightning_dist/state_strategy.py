@@ -29,7 +29,7 @@ from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.rank_strategy import RankStrategy
-from lightning_dist.restarting import GoingOn, Ways, checkpoint_folder
+from lightning_dist.restarting import GoingOn, Ways, checkpoint_folder, interrupted_path, older_interrupted
 from lightning_dist.snapshots import MemorySnapshots
 
 
@@ -127,6 +127,30 @@ class StateStrategy(RankStrategy):
             in_memory=True,
         )
         self._saver.let_begin()
+
+    def _save_to_stop(self, trainer: pl.Trainer, is_ordered: bool) -> None:
+        """Save where the next start finds it; every rank calls it.
+
+        An agent that orders it has lost no host yet: memory is enough if each host's is on another one, too. A signal
+        may be for all hosts.
+        """
+        assert self._run is not None
+        saver, step = self._saver, trainer.global_step
+        is_safe = self.checkpoint_config.replica == "buddy" or self._run.cluster.num_hosts == 1
+        if is_ordered and is_safe and saver is not None and self.checkpoint_config.replica != "off":
+            if saver.kept_step != step:
+                self.keep_in_memory(trainer, at_once=True)
+            saver.finish()
+            if saver.kept_step == step:
+                rank_zero_info(f"hierdist: stops after step {step}, which memory has")
+                return
+        path = interrupted_path(trainer)
+        with self._saving_at_once():
+            trainer.save_checkpoint(path)
+        rank_zero_info(f"hierdist: stops after step {step}, which is saved as {path}")
+        if self.is_global_zero and (saver is None or not saver.has_failed):
+            for older in older_interrupted(path):
+                self.remove_checkpoint(older)
 
     def _settle_copy(self) -> None:
         """Before anything but an optimizer's step may change weights, or the optimizer's state."""

@@ -1,18 +1,50 @@
-"""What a scheduler's signals on any rank make all ranks do, at the same step: stop, or save and be queued again."""
+"""What signals on any rank, or an agent's order, make all ranks do at one step: save, and stop or be queued again."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_dist.comm.agreement import DelayedVote
+from lightning_dist.errors import CheckpointError, CollectiveTimeoutError
 
-_STOP, _REQUEUE, _WRITING = 1, 2, 4
+_STOP, _REQUEUE, _WRITING, _LEAVE = 1, 2, 4, 8
+_SAME_SIGNAL_S = 1.0
+"""A scheduler signals the group, and launchers pass it on: what comes so soon after the first is no second one."""
+
+
+def _nothing(step: int) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """How a rank saves before it stops, and what it has to do with an agent; the defaults: not at all.
+
+    Attributes:
+        save: Every rank calls it, between two optimizer steps; whether an agent asked for it decides where to.
+            ``None``: ranks stop without.
+        is_ordered: Whether the agent of this host wants this rank to save and stop; asked before each batch.
+        answer: Tell the agent after which step that is done.
+        is_writing: Whether this rank is writing a checkpoint.
+        signals: Beside SIGTERM, what else asks to stop.
+    """
+
+    save: Callable[[bool], None] | None = None
+    is_ordered: Callable[[], bool] = lambda: False
+    answer: Callable[[int], None] = _nothing
+    is_writing: Callable[[], bool] = lambda: False
+    signals: Sequence[signal.Signals] = ()
 
 
 class StopTogether:
@@ -22,16 +54,16 @@ class StopTogether:
     broadcasts once more from inside its signal handler. On SLURM's signal it saves from inside the handler, in the
     middle of whatever that rank does, while others do something else. Here handlers only take note, and a vote whose
     result is read one step later, so that nobody waits for it, tells everybody. Lightning registers the handlers after
-    this, beside the user's, and removes them at the end.
+    this, beside the user's, and removes them at the end. A second SIGTERM ends the process at once.
 
     Args:
         vote: Every rank makes it.
         where: Names a rank and its host.
         saving_at_once: Inside, a checkpoint is whole when saving returns.
-        is_writing: Whether this rank is writing a checkpoint.
+        leaving: How a rank saves before it stops.
 
     Attributes:
-        is_anyone_writing: Whether a rank was, before the batch before; alike on all ranks.
+        is_anyone_writing: Whether a rank was writing a checkpoint before the batch before; alike on all ranks.
     """
 
     def __init__(
@@ -40,39 +72,31 @@ class StopTogether:
         where: Callable[[int], str],
         *,
         saving_at_once: Callable[[], AbstractContextManager[None]],
-        is_writing: Callable[[], bool] = lambda: False,
+        leaving: Leaving | None = None,
     ) -> None:
         self._vote = vote
-        self._is_writing = is_writing
-        self.is_anyone_writing = False
         self._where = where
         self._saving_at_once = saving_at_once
+        self._leaving = leaving or Leaving()
         self._heard: set[int] = set()  # ranks whose signal the newest requeueing has answered
+        self._noted_s: float | None = None
+        self._replaced: dict[signal.Signals, Any] = {}
+        self.is_anyone_writing = False
 
     def attach(self, trainer: pl.Trainer) -> None:
         """Put this in the place of Lightning's own."""
-
-        def note_stop(signum: object, frame: object) -> None:
-            self._vote.wish(_STOP)
 
         def note_requeue(signum: object, frame: object) -> None:
             self._vote.wish(_REQUEUE, once=True)
 
         def ask() -> None:
-            if self._is_writing():
-                self._vote.wish(_WRITING, once=True)
-            said = self._vote.cast()
-            self.is_anyone_writing = any(wishes & _WRITING for wishes in said)
-            self._requeue(trainer, {rank for rank, wishes in enumerate(said) if wishes & _REQUEUE})
-            stopping = [rank for rank, wishes in enumerate(said) if wishes & _STOP]
-            if stopping:
-                trainer._signal_connector.received_sigterm = True
-                self._stop(stopping)
+            self._ask(trainer)
 
         trainer._signal_connector._slurm_sigusr_handler_fn = note_requeue  # type: ignore[method-assign, assignment]
         loop = trainer.fit_loop.epoch_loop
+        if trainer.world_size > 1 or self._leaving.save is not None:  # else one rank stops at once, as Lightning has it
+            trainer._signal_connector._sigterm_notifier_fn = self._note_stop  # type: ignore[method-assign, assignment]
         if trainer.world_size > 1:
-            trainer._signal_connector._sigterm_notifier_fn = note_stop  # type: ignore[method-assign, assignment]
             loop._broadcast_sigterm_tensor = ask  # type: ignore[method-assign]
             return
 
@@ -80,7 +104,35 @@ class StopTogether:
             ask()
             type(loop).advance(loop, data_fetcher)
 
-        loop.advance = advance  # type: ignore[method-assign]  # one rank stops at once on SIGTERM, as Lightning has it
+        loop.advance = advance  # type: ignore[method-assign]
+
+    def begin(self) -> None:
+        """Once Lightning's handlers are there: heed the other signals, too."""
+        if threading.current_thread() is threading.main_thread():
+            for each in self._leaving.signals:
+                self._replaced[each] = signal.signal(each, self._note_stop)
+
+    def _note_stop(self, signum: int, frame: object) -> None:
+        now_s = time.monotonic()
+        if self._noted_s is not None and now_s - self._noted_s > _SAME_SIGNAL_S:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        self._noted_s = self._noted_s or now_s
+        self._vote.wish(_STOP)
+
+    def _ask(self, trainer: pl.Trainer) -> None:
+        """Before each batch."""
+        if self._leaving.is_writing():
+            self._vote.wish(_WRITING, once=True)
+        if self._leaving.is_ordered():
+            self._vote.wish(_LEAVE, once=True)
+        said = self._vote.cast()
+        self.is_anyone_writing = any(wishes & _WRITING for wishes in said)
+        self._requeue(trainer, {rank for rank, wishes in enumerate(said) if wishes & _REQUEUE})
+        signalled = [rank for rank, wishes in enumerate(said) if wishes & _STOP]
+        ordered = [rank for rank, wishes in enumerate(said) if wishes & _LEAVE]
+        if signalled or ordered:
+            self._save_and_stop(trainer, signalled, ordered)
 
     def _requeue(self, trainer: pl.Trainer, ranks: set[int]) -> None:
         """Save, and have SLURM queue the job again; once, though ranks hear of it one after another."""
@@ -94,14 +146,32 @@ class StopTogether:
         with self._saving_at_once():
             type(connector)._slurm_sigusr_handler_fn(connector, number, None)  # type: ignore[arg-type]  # it looks at neither
 
-    def _stop(self, ranks: list[int]) -> NoReturn:
-        stopped = SIGTERMException(f"SIGTERM received by {', '.join(map(self._where, ranks))}")
+    def _save_and_stop(self, trainer: pl.Trainer, signalled: list[int], ordered: list[int]) -> None:
+        save = self._leaving.save
+        if save is not None and trainer.fit_loop.epoch_loop._should_accumulate():
+            return  # gradients that are being accumulated would be lost: asked again before the next batch
+        if save is not None:
+            try:
+                save(not signalled)
+            except (CheckpointError, CollectiveTimeoutError) as error:  # the same on all ranks
+                warnings.warn(f"nothing was saved before stopping: {error}", stacklevel=2)
+        self._leaving.answer(trainer.global_step)
+        trainer._signal_connector.received_sigterm = True
+        if signalled:
+            self._stop(f"SIGTERM received by {', '.join(map(self._where, signalled))}")
+        self._stop(f"{', '.join(map(self._where, ordered))} asked to stop after step {trainer.global_step} by an agent")
+
+    def _stop(self, why: str) -> NoReturn:
+        stopped = SIGTERMException(why)
         stopped.code = None  # a message would otherwise turn the exit status, 0 under Lightning's ddp, into 1
         raise stopped
 
     def close(self) -> None:
-        """Release the vote's group. Safe to call twice."""
+        """Release the vote's group, and give signals back that Lightning does not know of. Safe to call twice."""
         self._vote.close()
+        replaced, self._replaced = self._replaced, {}
+        for each, handler in replaced.items():
+            signal.signal(each, handler)
 
 
 def detach(trainer: pl.Trainer) -> None:

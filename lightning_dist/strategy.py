@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
+import signal
 import sys
 from collections.abc import Generator, Mapping
 from datetime import timedelta
@@ -50,7 +52,7 @@ from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
 from lightning_dist.resuming import follow, take_up
 from lightning_dist.state_strategy import StateStrategy
-from lightning_dist.stopping import StopTogether, detach
+from lightning_dist.stopping import Leaving, StopTogether, detach
 
 
 class HierDistStrategy(StateStrategy):
@@ -208,9 +210,18 @@ class HierDistStrategy(StateStrategy):
             DelayedVote(agreement),
             self._run.collectives.where,
             saving_at_once=self._saving_at_once,
-            is_writing=lambda: self._saver is not None and self._saver.is_busy,
+            leaving=self._leaving(trainer),
         )
         self._stopping.attach(trainer)
+
+    def _leaving(self, trainer: pl.Trainer) -> Leaving:
+        has_agent = self.launched.agent is not None
+        saves = has_agent or self.checkpoint_config.is_sharded
+        return Leaving(
+            save=functools.partial(self._save_to_stop, trainer) if saves else None,
+            is_writing=lambda: self._saver is not None and self._saver.is_busy,
+            signals=(signal.SIGUSR1,) if has_agent else (),
+        )
 
     @property
     def is_anyone_writing(self) -> bool:
@@ -301,6 +312,8 @@ class HierDistStrategy(StateStrategy):
         """Streamed data go on where the checkpoint was saved, if there is one."""
         assert self.lightning_module is not None
         take_up(self.lightning_module.trainer)
+        if self._stopping is not None:
+            self._stopping.begin()
 
     def on_train_end(self) -> None:
         """Let the mode know."""

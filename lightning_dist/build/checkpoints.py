@@ -277,7 +277,7 @@ class CheckpointSaver:
             failure = self._failure_of(writing)
         if failure is not None and self._is_for_memory:
             warnings.warn(f"a checkpoint is not kept in memory: {failure}", stacklevel=2)
-            failure = None
+            failure = self.kept_step = None
         else:
             self._has_failed = failure is not None
         if failure is None:

@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from lightning_dist.cli.chaos import CHAOS
 from lightning_dist.cli.checkpoint import CHECKPOINT
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.compare import COMPARE
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "compare": COMPARE,
     "history": HISTORY,
     "doctor": DOCTOR,
+    "chaos": CHAOS,
     "launch": LAUNCH,
     "laws": LAWS,
     "report": REPORT,

@@ -66,9 +66,9 @@ class Bounded(Generic[_Result]):
         return self._results[0]
 
     def succeeds(self, timeout_s: float) -> bool:
-        """Whether the action ends without an error within ``timeout_s`` seconds."""
+        """Whether the action ends without an error within ``timeout_s`` seconds; :meth:`result` then has no wait."""
         self._thread.join(timeout_s)
-        return bool(self._results)
+        return not self._thread.is_alive() and bool(self._results)
 
     def _run(self, action: Callable[[], _Result]) -> None:
         try:

@@ -169,6 +169,8 @@ def save_at_once(
     aside = os.path.join(folder, f".{name.replace('hpc_ckpt_', 'hpc-')}.unfinished")
     save(path=aside, at_once=True, named=path)
     if moves and not saver.has_failed:
+        if is_sharded(path):
+            remove(path)
         os.replace(aside, path)
 
 

@@ -77,7 +77,8 @@ def test_conf_folders_are_mapped_to_their_packages() -> None:
 
 def test_direct_dependencies_are_pinned() -> None:
     options = _setup_cfg()
-    wanted = options["options"]["install_requires"].split() + options["options.extras_require"]["dev"].split()
+    extras = options["options.extras_require"]
+    wanted = options["options"]["install_requires"].split() + extras["dev"].split() + extras["ray"].split()
     pinned = {
         line.partition("==")[0]
         for line in (ROOT / "constraints.txt").read_text().splitlines()

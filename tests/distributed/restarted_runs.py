@@ -112,7 +112,7 @@ def started(start: Start) -> Iterator[None]:
         yield
 
 
-def fit(context: RankContext, start: Start) -> tuple[int, dict[str, torch.Tensor]]:
+def fit(context: RankContext, start: Start, *callbacks: pl.Callback) -> tuple[int, dict[str, torch.Tensor]]:
     """Train to the end; the step it began after, and the weights it ended with."""
     with started(start):
         strategy = strategy_of(parallel=start.parallel, checkpoint=start.checkpoint)
@@ -128,7 +128,7 @@ def fit(context: RankContext, start: Start) -> tuple[int, dict[str, torch.Tensor
         trainer = trainer_on_pool(
             context,
             strategy,
-            callbacks=[saving, first, KilledAt(start.killed_at)],
+            callbacks=[saving, first, KilledAt(start.killed_at), *callbacks],
             enable_checkpointing=True,
             default_root_dir=start.folder,
             max_epochs=-1,
@@ -136,5 +136,5 @@ def fit(context: RankContext, start: Start) -> tuple[int, dict[str, torch.Tensor
             **start.others,
         )
         module = ByStep(adamw)
-        trainer.fit(module, loader_of(make_batches(1, 3)[0]), ckpt_path=start.ckpt_path)
+        trainer.fit(module, loader_of(make_batches(1, 9)[0]), ckpt_path=start.ckpt_path)
         return first.step, {name: value.detach().clone() for name, value in module.state_dict().items()}

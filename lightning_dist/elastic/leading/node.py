@@ -98,9 +98,9 @@ class Node:
             for task in (attending, leaving):
                 task.cancel()
             await asyncio.gather(attending, leaving, return_exceptions=True)
-            await self._close()
             if server is not None:
-                server.close()
+                server.close()  # listens no more
+            await self._close()
 
     def leave(self, reason: str) -> None:
         """End, in order."""
@@ -170,11 +170,8 @@ class Node:
         except BaseException as error:
             await channel.close(f"not joined: {error}")
             raise
-        self._state.leader, self._state.term, self._state.run = (
-            str(reply["host"]),
-            int(reply["term"]),
-            str(reply["run"]),
-        )
+        state = self._state
+        state.leader, state.term, state.run = str(reply["host"]), int(reply["term"]), str(reply["run"])
         self._leader_index = index
         return channel
 
@@ -280,9 +277,9 @@ class Node:
             await asyncio.sleep(2 * self._setup.pace.ping_s)
             statuses = await self._statuses()
             for index, status in enumerate(statuses):
-                if index != own and status is not None and status.is_leading:
-                    if succession.rank_of(statuses, index) > succession.rank_of(statuses, own):
-                        leader.stand_down(f"host {status.host} leads by now")
+                is_rival = index != own and status is not None and status.is_leading
+                if is_rival and succession.rank_of(statuses, index) > succession.rank_of(statuses, own):
+                    leader.stand_down(f"{self._setup.endpoints[index]} leads by now")
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer whoever calls the own endpoint."""
@@ -306,9 +303,9 @@ class Node:
         except OSError:
             pass
         finally:
-            self._calls.discard(task)
             if channel is not None:
                 await channel.close("that was all")
+            self._calls.discard(task)
 
     async def _close(self) -> None:
         if self._channel is not None:
@@ -316,7 +313,7 @@ class Node:
         if self._leader is not None and self._leading is not None:
             self._leader.stand_down(self._leave_reason, is_end=True)
             await asyncio.gather(self._leading, return_exceptions=True)
-        calls = tuple(self._calls)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        while self._calls:
+            for call in self._calls:
+                call.cancel()
+            await asyncio.wait(self._calls)

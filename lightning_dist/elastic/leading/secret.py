@@ -1,4 +1,4 @@
-"""The secret that the agents of a run share. It is never printed, and never on a command line, which others can read."""
+"""The secret that the agents of a run share: never printed, and never on a command line, which others can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's :class:`~lightning_dist.elastic.session.Session`: a thread with an event loop that talks to the leader."""
+"""The agent's :class:`~lightning_dist.elastic.session.Session`: a thread whose event loop talks to the leader."""
 
 from __future__ import annotations
 
@@ -70,7 +70,15 @@ class SocketSession:
         except Exception as error:
             self._inbox.put_order(End(1, f"the connection to the leader failed: {type(error).__name__}: {error}"))
         finally:
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(_cancel_what_is_left(loop))
             loop.run_until_complete(loop.shutdown_default_executor())
             asyncio.set_event_loop(None)
             loop.close()
+
+
+async def _cancel_what_is_left(loop: asyncio.AbstractEventLoop) -> None:
+    """Such as a call that came in the last moment."""
+    left = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -38,7 +38,7 @@ class Failure:
 
     Attributes:
         cause: Why.
-        host: On which; ``None``: on all alike.
+        host: On which.
         rank: Global; ``None``: all of the host.
         detail: What was seen.
         exit_code: Of the process; negative: a signal's number.
@@ -46,7 +46,7 @@ class Failure:
     """
 
     cause: Cause
-    host: str | None
+    host: str
     rank: int | None = None
     detail: str = ""
     exit_code: int | None = None
@@ -59,7 +59,7 @@ class Blame:
 
     Attributes:
         cause: Why.
-        host: Where it began; ``None``: on all hosts alike.
+        host: Where it began.
         is_hosts_fault: It counts against that host: else it is the script's, or nobody's.
         ranks: Global ranks of that host which failed.
         detail: What was seen.
@@ -67,7 +67,7 @@ class Blame:
     """
 
     cause: Cause
-    host: str | None
+    host: str
     is_hosts_fault: bool
     ranks: tuple[int, ...]
     detail: str
@@ -77,8 +77,7 @@ class Blame:
     def text(self) -> str:
         """For people: rank, host, cause."""
         ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}" if self.ranks else ""
-        host = f"host {self.host}" if self.host is not None else ("" if ranks else "the round")
-        who = " on ".join(part for part in (ranks, host) if part)
+        who = f"{ranks} on host {self.host}" if ranks else f"host {self.host}"
         return f"{who} {_TEXTS[self.cause]}{f': {self.detail}' if self.detail else ''}"
 
 
@@ -99,7 +98,7 @@ def blame(failures: Sequence[Failure]) -> Blame | None:
     return Blame(
         cause=first.cause,
         host=first.host,
-        is_hosts_fault=bool(own) and first.host is not None and not is_script,
+        is_hosts_fault=bool(own) and not is_script,
         ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
         detail=first.detail,
         exit_code=_shell_code(first),

@@ -98,7 +98,9 @@ def _first_step(situation: Situation, event: events.FirstStep, now_s: float) -> 
 def _snapshot(situation: Situation, event: events.Snapshot, now_s: float) -> Situation:
     if event.round != situation.number:
         return situation
-    return _progressed(situation, snapshot_step=max(event.step, situation.progress.snapshot_step or 0))
+    newest = max(event.step, situation.progress.snapshot_step or 0)
+    # All ranks commit a snapshot together, after a step at least.
+    return _progressed(situation, snapshot_step=newest, stepped=situation.progress.stepped | set(situation.members))
 
 
 def _round_done(situation: Situation, event: events.RoundDone, now_s: float) -> Situation:

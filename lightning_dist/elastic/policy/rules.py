@@ -71,12 +71,12 @@ def _starting(situation: Situation, now_s: float) -> Move | None:
     limit_s = situation.options.start_s + situation.terms.waits.stop_s
     if now_s - situation.since_s < limit_s:
         return None
-    # When all hosts wait alike, none of them is to blame.
-    late: list[str | None] = [*missing] if len(missing) < len(situation.members) else [None]
-    detail = f"within {limit_s:g} s"
-    failures = tuple(Failure(Cause.START, host, detail=detail) for host in late)
+    if not progress.stepped:  # a script without heartbeat says nothing of its steps
+        return _to(situation, State.RUNNING, now_s)
+    detail = f"within {limit_s:g} s, and {_names(progress.stepped)} has"
+    failures = tuple(Failure(Cause.START, host, detail=detail) for host in missing)
     progress = replace(progress, failures=(*progress.failures, *failures))
-    return _stop(replace(situation, progress=progress), now_s, f"no first step {detail}")
+    return _stop(replace(situation, progress=progress), now_s, _cause(failures).text)
 
 
 def _running(situation: Situation, now_s: float) -> Move | None:
@@ -97,7 +97,7 @@ def _draining(situation: Situation, now_s: float) -> Move | None:
     if situation.ending is not None and situation.ending.is_urgent:
         return _end(situation, now_s, situation.ending.exit_code, situation.ending.reason)
     if situation.progress.failures:
-        return _stop(situation, now_s, _cause(situation).text)
+        return _stop(situation, now_s, _cause(situation.progress.failures).text)
     if not situation.outstanding:
         return _settled(situation, now_s)
     limit_s = situation.options.save_s + situation.terms.waits.stop_s
@@ -192,7 +192,7 @@ def _interrupted(situation: Situation, now_s: float) -> Move | None:
         return _stop(situation, now_s, ending.reason)
     if progress.done >= set(situation.members):
         return _end(situation, now_s, 0, "training is over")
-    return _stop(situation, now_s, _cause(situation).text) if progress.failures else None
+    return _stop(situation, now_s, _cause(progress.failures).text) if progress.failures else None
 
 
 def _settled(situation: Situation, now_s: float) -> Move:
@@ -214,7 +214,7 @@ def _settled(situation: Situation, now_s: float) -> Move:
             spent = f"{options.max_restarts} restarts within {options.window_s:g} s are spent (elastic.max_restarts)"
             return _end(situation, now_s, cause.exit_code, f"{reason}; {spent}", blamed=cause)
         restarts = (*restarts, now_s)
-        if cause.host is not None and cause.is_hosts_fault:
+        if cause.is_hosts_fault:
             host = situation.hosts[cause.host]
             situation = situation.with_host(cause.host, replace(host, failures_s=(*host.failures_s, now_s)))
     if progress.left and not situation.usable:
@@ -271,8 +271,8 @@ def _to(situation: Situation, state: State, now_s: float, *actions: Action) -> M
     return Move(replace(situation, state=state, since_s=now_s), actions)
 
 
-def _cause(situation: Situation) -> Blame:
-    cause = blame(situation.progress.failures)
+def _cause(failures: Sequence[Failure]) -> Blame:
+    cause = blame(failures)
     assert cause is not None, "asked only after a failure"
     return cause
 

@@ -276,8 +276,8 @@ class Situation:
     def outstanding(self) -> tuple[str, ...]:
         """Hosts of the round whose ranks may be running."""
         over = self.progress.done | self.progress.stopped
-        running = (Presence.BUSY, Presence.EXPECTED)
-        return tuple(name for name in self.members if name not in over and self.hosts[name].presence in running)
+        ended = (Presence.READY, Presence.SILENT, Presence.GONE)
+        return tuple(name for name in self.members if name not in over and self.hosts[name].presence not in ended)
 
     @property
     def side(self) -> Side:

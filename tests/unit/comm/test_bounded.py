@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch.distributed as dist
@@ -35,6 +36,24 @@ def test_who_waits_can_give_up() -> None:
         waiting.result(20, look=look)
     end.set()
     assert waiting.result(5)
+
+
+def test_what_succeeds_has_a_result_at_once() -> None:
+    """Also between the moment in which the result is there, and the one in which its thread has ended."""
+    there, end = threading.Event(), threading.Event()
+
+    class EndsLate(Bounded[int]):
+        def _run(self, action: Callable[[], int]) -> None:
+            super()._run(action)
+            there.set()
+            end.wait(10)
+
+    action = EndsLate(lambda: 3, name="ends late")
+    assert there.wait(10)
+    assert not action.succeeds(0), "result(0) would raise"
+    end.set()
+    assert action.succeeds(10)
+    assert action.result(0) == 3
 
 
 def test_a_connection_of_its_own_keeps_the_prefix() -> None:

@@ -20,7 +20,7 @@ from lightning_dist.elastic.policy.events import (
     WorkerFailed,
 )
 from lightning_dist.elastic.policy.machine import Policy
-from lightning_dist.elastic.policy.situation import State
+from lightning_dist.elastic.policy.situation import Presence, State
 
 
 class Fleet:
@@ -50,7 +50,8 @@ class Fleet:
             if host in self.policy.situation.outstanding and host not in self.deaf | self.away:
                 self.tell(RoundStopped(host, action.number))
         for host in self.policy.situation.members:
-            if host not in self.deaf | self.away | self.leaving:
+            is_idle = self.policy.situation.hosts[host].presence is Presence.BUSY and self.number == action.number
+            if is_idle and host not in self.deaf | self.away | self.leaving:
                 self.tell(HostReady(host, 2))
 
     def come(self, *hosts: str) -> None:

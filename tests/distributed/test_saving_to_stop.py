@@ -1,0 +1,101 @@
+"""A run that is asked to stop saves first, at the same step on all ranks, and its next start goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from tests.distributed.restarted_runs import MEMORY, Start, fit
+from tests.distributed.test_going_on import STORED, assert_same, uninterrupted
+from tests.support.keepers import ending_keepers
+from tests.support.ranks import RankPool
+from tests.support.tasks import RankContext
+
+
+class Signals(pl.Callback):
+    """Sends itself a signal, on one rank, in the middle of a step."""
+
+    def __init__(self, rank: int, step: int, number: int = signal.SIGTERM) -> None:
+        self._rank = rank
+        self._step = step
+        self._number = number
+
+    def on_before_zero_grad(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self._step and trainer.global_rank == self._rank:
+            self._step = -1
+            os.kill(os.getpid(), self._number)
+
+
+def stop(context: RankContext, start: Start, callback: pl.Callback) -> str:
+    """How the fit ended."""
+    with pytest.raises(SIGTERMException) as raised:
+        fit(context, start, callback)
+    assert raised.value.code is None  # exit status 0
+    return str(raised.value)
+
+
+def interrupted(start: Start) -> int:
+    """The step of the only checkpoint that there is."""
+    (saved,) = os.listdir(start.checkpoints)
+    return int(saved.removeprefix("interrupted-step=").removesuffix(".ckpt"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_signal_on_one_rank_is_a_checkpoint_in_storage(
+    ranks: RankPool, tmp_path: Path, world_size: int, number: int
+) -> None:
+    start = Start(tmp_path / "run", checkpoint=STORED)
+    start.folder.mkdir()
+    last, late = world_size - 1, int(world_size > 1)  # among several the vote is read one step later
+    for said in ranks.run(stop, world_size=world_size, args=(start, Signals(last, 2, number))):
+        assert f"SIGTERM received by rank {last}" in said
+    assert interrupted(start) == 3 + late
+    again = replace(start, round=2)
+    ranks.run(stop, world_size=world_size, args=(again, Signals(0, 5, number)))
+    assert interrupted(start) == 6 + late  # it takes the place of the one before
+    got = ranks.run(fit, world_size=world_size, args=(replace(start, round=3),))
+    if world_size == 2:
+        assert_same(got, 7, uninterrupted(ranks, tmp_path / "whole"))
+    assert got[0][0] == 6 + late
+
+
+@pytest.mark.parametrize("checkpoint", [MEMORY, "full"], ids=["replica", "full"])
+def test_it_is_saved_as_others_are(ranks: RankPool, tmp_path: Path, checkpoint: Any) -> None:
+    start = Start(tmp_path / "run", checkpoint=checkpoint)
+    start.folder.mkdir()
+    with ending_keepers(start.checkpoints):
+        ranks.run(stop, world_size=2, args=(start, Signals(1, 2)))
+        assert interrupted(start) == 4
+        got = ranks.run(fit, world_size=2, args=(replace(start, round=2),))
+    assert_same(got, 4, uninterrupted(ranks, tmp_path / "whole"))
+
+
+def test_gradients_that_are_being_accumulated_are_not_lost(ranks: RankPool, tmp_path: Path) -> None:
+    start = Start(tmp_path / "run", checkpoint=STORED, others={"accumulate_grad_batches": 3})
+    start.folder.mkdir()
+    (tmp_path / "whole").mkdir()
+    whole = ranks.run(fit, world_size=2, args=(replace(start, folder=tmp_path / "whole"),))[0][1]
+    ranks.run(stop, world_size=2, args=(start, SignalsInBatch(1, batch=4)))
+    assert interrupted(start) == 2
+    assert_same(ranks.run(fit, world_size=2, args=(replace(start, round=2),)), 2, whole)
+
+
+class SignalsInBatch(Signals):
+    """The same, in a micro-batch of the first epoch."""
+
+    def __init__(self, rank: int, batch: int) -> None:
+        super().__init__(rank, step=-1)
+        self._batch = batch
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, index: int) -> None:
+        if index == self._batch and trainer.global_rank == self._rank:
+            self._batch = -1
+            os.kill(os.getpid(), self._number)

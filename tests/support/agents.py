@@ -1,0 +1,149 @@
+"""Agents without ranks: sessions of several hosts in one process, to see who leads and what each is told."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_dist.config.elastic import ElasticConfig
+from lightning_dist.elastic.leading import Endpoint, Pace, open_session
+from lightning_dist.elastic.leading.socket_session import SocketSession
+from lightning_dist.elastic.leading.store import open_store
+from lightning_dist.elastic.policy.events import FirstStep, RoundStopped
+from lightning_dist.elastic.rounds import Round
+from lightning_dist.elastic.session import End, Stop
+from tests.support.processes import free_port
+
+DEADLINE_S = 30.0
+SECRET = b"a secret that all agents share"
+QUICK = Pace(ping_s=0.1, deadline_s=0.5)
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until something is true; what it is."""
+    end = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{what}: not within {DEADLINE_S:g} s"
+        time.sleep(0.005)
+    return found
+
+
+@dataclass
+class Agent:
+    """A host's session, and what an agent would do with it.
+
+    Attributes:
+        host: Its name.
+        session: Its session.
+        said: What it told people.
+    """
+
+    host: str
+    session: SocketSession
+    said: list[str] = field(default_factory=list)
+
+    def ready(self) -> None:
+        """Wait for a round, with two ranks."""
+        self.session.ready(2)
+
+    def next(self) -> Round:
+        """The next round."""
+        taken = self.session.next_round(DEADLINE_S)
+        assert isinstance(taken, Round), taken
+        return taken
+
+    def step(self, value: Round, step: int = 1) -> None:
+        """All ranks have done their first step."""
+        self.session.tell(FirstStep(self.host, value.number, step))
+
+    def order(self) -> Stop | End:
+        """What the leader wants next."""
+        order: Stop | End = until(self.session.order, f"an order to {self.host}")
+        return order
+
+    def stop(self) -> Stop:
+        """Wait for the order to stop, do it, and wait for the next round."""
+        order = self.order()
+        assert isinstance(order, Stop), order
+        self.session.tell(RoundStopped(self.host, order.number))
+        self.ready()
+        return order
+
+    def end(self) -> End:
+        """What the run ends with."""
+        taken = self.session.next_round(DEADLINE_S)
+        assert isinstance(taken, End), taken
+        return taken
+
+
+class Party:
+    """Opens sessions; all are closed at the end.
+
+    Args:
+        num_endpoints: So many of the hosts can lead: ``a`` at 127.0.0.1, ``b`` at 127.0.0.2, ...
+        options: Of all.
+        arguments: Of :func:`open_session`, for all.
+    """
+
+    def __init__(self, num_endpoints: int = 1, *, mode: str = "degrade", **arguments: Any) -> None:
+        self.endpoints = [Endpoint(f"127.0.0.{number}", free_port()) for number in range(1, num_endpoints + 1)]
+        self._arguments: dict[str, Any] = {
+            "options": ElasticConfig(mode=mode),
+            "secret": SECRET,
+            "pace": QUICK,
+            "first_s": 0.2,
+            **arguments,
+        }
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Party:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def agent(self, host: str, **arguments: Any) -> Agent:
+        """A session of a host: ``a``, ``b``, ..."""
+        said: list[str] = []
+        session = open_session(
+            **{
+                "host": host,
+                "address": f"127.0.0.{1 + ord(host) - ord('a')}",
+                "endpoints": self.endpoints,
+                "say": said.append,
+                **self._arguments,
+                **arguments,
+            }
+        )
+        self._open.callback(session.leave, "the test is over")
+        return Agent(host, session, said)
+
+    def agents(self, hosts: Sequence[str]) -> list[Agent]:
+        """One of each."""
+        return [self.agent(host) for host in hosts]
+
+
+def in_round(agents: Sequence[Agent], *, step: int = 1) -> Round:
+    """All get the same round, and do its first step."""
+    rounds = [agent.next() for agent in agents]
+    assert all(value == rounds[0] for value in rounds), rounds
+    for agent in agents:
+        agent.step(rounds[0], step)
+    return rounds[0]
+
+
+@contextlib.contextmanager
+def leaving(agent: Agent) -> Iterator[None]:
+    """The agent leaves at the end of the block."""
+    try:
+        yield
+    finally:
+        agent.session.leave("it leaves")
+
+
+def open_what_lasts() -> None:
+    """libuv opens a pipe for signals with a process's first store, and keeps it; it is no test's leak."""
+    open_store("127.0.0.1")
