@@ -19,8 +19,8 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
     yield "# Failures: how fast a run goes on, what it loses, and what it costs"
     yield ""
     yield (
-        "The GPT of the example (4 layers, width 128), 8 samples of 64 tokens a rank; hosts are network namespaces on one two-core machine. A fault is "
-        "over when all ranks of the next round have done a step. Ours: snapshots in memory and on a buddy every 5 "
+        "The GPT of the example (4 layers, width 128), 8 samples of 64 tokens a rank; hosts are network namespaces on "
+        "one two-core machine. A fault is over when all ranks of the next round have done a step. Ours: snapshots in memory and on a buddy every 5 "
         "steps, a fence. torchrun: the same script, checkpoints every 5 steps on a local disk. The leader's host is "
         "that of the c10d store with torchrun. Steps lost are those done twice."
     )
