@@ -101,7 +101,7 @@ class Waits:
     stop_s: float = 60.0
     ready_s: float = 60.0
     patience_s: float = 60.0
-    fence_s: float = 5.0
+    fence_s: float = 2.0
     snapshot_s: float = 30.0
 
 
