@@ -13,11 +13,13 @@ class Seat:
         host: Its name.
         address: Under which the others reach it.
         num_ranks: How many ranks it runs.
+        store_port: Where its agent's store is, for the ranks to meet should the host be the first; 0: it has none.
     """
 
     host: str
     address: str
     num_ranks: int
+    store_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Round:
     Attributes:
         number: From 1; it only grows, whoever leads.
         seats: The hosts by node rank.
-        store_address: Where the agents' store of this round is, with ``store_port``.
-        store_port: See above; never one of an earlier round.
+        store_address: Where the leader's store of this round is, with ``store_port``; empty: the hosts have their own.
+        store_port: See above; never one of an earlier round; 0: the hosts have their own.
         run: Names the run, the same for all its rounds and hosts.
         reason: Why there is a new one, for people.
     """

@@ -49,8 +49,13 @@ class Session(Protocol):
     ``ready`` again. ``leave`` at the end.
     """
 
-    def ready(self, num_ranks: int) -> None:
-        """Say that this host is checked, has no rank running, and waits for a round."""
+    def ready(self, num_ranks: int, store_port: int = 0) -> None:
+        """Say that this host is checked, has no rank running, and waits for a round.
+
+        Args:
+            num_ranks: It would run so many.
+            store_port: Where its store for the ranks of the next round is; 0: it has none.
+        """
 
     def next_round(self, timeout_s: float) -> Round | End | None:
         """The round that begins, once this host is in one; ``None``: not yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,32 @@ class Agent:
     host: str
     session: SocketSession
     said: list[str] = field(default_factory=list)
+
+    def kill(self) -> None:
+        """End as a process does that is killed: the kernel closes its connections, and nobody says a word."""
+        node: Any = self.session._node
+
+        def die() -> None:
+            members = [] if node._leader is None else node._leader._members.values()
+            for channel in (node._channel, *(member.channel for member in members)):
+                if channel is not None:
+                    channel._writer.transport.abort()
+            if node._server is not None:
+                node._server.close()
+            node.leave("it was killed")
+
+        self.session._loop.call_soon_threadsafe(die)
+        self.session._thread.join(DEADLINE_S)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """It does nothing during the block, as a process that is stopped."""
+        is_over = threading.Event()
+        self.session._loop.call_soon_threadsafe(is_over.wait, DEADLINE_S)
+        try:
+            yield
+        finally:
+            is_over.set()
 
     def ready(self) -> None:
         """Wait for a round, with two ranks."""
@@ -133,15 +160,6 @@ def in_round(agents: Sequence[Agent], *, step: int = 1) -> Round:
     for agent in agents:
         agent.step(rounds[0], step)
     return rounds[0]
-
-
-@contextlib.contextmanager
-def leaving(agent: Agent) -> Iterator[None]:
-    """The agent leaves at the end of the block."""
-    try:
-        yield
-    finally:
-        agent.session.leave("it leaves")
 
 
 def open_what_lasts() -> None:

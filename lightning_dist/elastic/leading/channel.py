@@ -63,11 +63,13 @@ class LostError(ConnectionError):
 
     Attributes:
         is_reset: The other host answered that it knows of no such connection.
+        silent_s: How long nothing was heard, in seconds; 0: it did not come to that.
     """
 
-    def __init__(self, reason: str, *, is_reset: bool = False) -> None:
+    def __init__(self, reason: str, *, is_reset: bool = False, silent_s: float = 0.0) -> None:
         super().__init__(reason)
         self.is_reset = is_reset
+        self.silent_s = silent_s
 
 
 class Channel:
@@ -112,7 +114,8 @@ class Channel:
                 raise PartedError(str(message.get("reason")), is_end=message.get("is_end") is True)
             if message.get("kind") != "ping":
                 return message
-        raise LostError(f"nothing was heard for {self._pace.deadline_s:g} s")
+        silent_s = self._pace.deadline_s
+        raise LostError(f"nothing was heard for {silent_s:g} s", silent_s=silent_s)
 
     async def close(self, reason: str, *, is_end: bool = False) -> None:
         """End the connection and say why; what was sent before arrives first, if the other side reads. Safe twice.

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from lightning_dist.elastic.leading import messages
-from lightning_dist.elastic.leading.channel import Channel, ClosedError, Pace, PartedError
+from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostError, PartedError
+from lightning_dist.elastic.leading.claiming import Refusal, claim_round
+from lightning_dist.elastic.leading.duties import Duties, Reactor
 from lightning_dist.elastic.leading.messages import Hello
 from lightning_dist.elastic.leading.store import RoundStore, open_store
 from lightning_dist.elastic.policy.actions import Action, EndRun, Say, SetAside, StartRound, StopRound
@@ -24,48 +25,28 @@ from lightning_dist.elastic.session import End, Stop
 _MEMORY_S = 10.0  # the next leader's picture of restarts and failures is at most so old
 
 
-class Reactor(Protocol):
-    """The policy, as the leader sees it."""
-
-    def react(self, event: Event, now_s: float) -> list[Action]:
-        """What is to be done about an event."""
-
-    def memory(self, now_s: float) -> Mapping[str, Any]:
-        """What the next leader's policy is to know, as JSON."""
-
-
-@dataclass(frozen=True)
-class Duties:
-    """Who leads, and with what.
-
-    Attributes:
-        host: The leader's host.
-        address: Under which others reach it; the rounds' stores are there.
-        term: The number of this leader, from 1.
-        run: The run's name.
-        pace: Of the members' connections.
-        say: Tells people.
-        last_round: The newest round there was, with its number; its hosts are awaited.
-        lost: The leader before this one, and whether it is known to be dead.
-        clock: Seconds, from any start.
-    """
-
-    host: str
-    address: str
-    term: int
-    run: str
-    pace: Pace
-    say: Callable[[str], None]
-    last_round: Round | None = None
-    lost: tuple[str, bool] | None = None
-    clock: Callable[[], float] = time.monotonic
-
-
 @dataclass
 class _Member:
     hello: Hello
     channel: Channel
-    is_replaced: bool = field(default=False)
+    is_replaced: bool = False
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Why a leader leads no more.
+
+    Attributes:
+        reason: For people.
+        is_end: Its host has no part in the run any more.
+        refusal: It did not get the claim of a round.
+        newer: A round that it did not know of.
+    """
+
+    reason: str
+    is_end: bool = False
+    refusal: Refusal | None = None
+    newer: Round | None = None
 
 
 class Leader:
@@ -78,28 +59,30 @@ class Leader:
 
     def __init__(self, duties: Duties, policy: Reactor) -> None:
         self.duties = duties
+        self.parting: Parting | None = None
+        """Why it leads no more; ``None``: it leads."""
         self._policy = policy
         self._clock = duties.clock
         self._members: dict[str, _Member] = {}
         self._seats: dict[str, Seat] = {}
+        self._dead: set[str] = set()
+        self._heard: dict[str, int] = {}  # by instance, the serial of the last event
         self._round = duties.last_round
         self._stop: Stop | None = None
         self._end: End | None = None
         self._store: RoundStore | None = None
         self._turn = asyncio.Lock()
         self._is_over = asyncio.Event()
-        self._parting = ("the run has ended", False)
         self._error: Exception | None = None
+        if self._round is not None and not duties.is_running:
+            self._stop = Stop(self._round.number, "another host leads")
+        if self._round is not None and duties.recorder is not None:
+            duties.recorder.took_over(self._round)
 
     @property
     def round_number(self) -> int:
         """Of the newest round."""
         return 0 if self._round is None else self._round.number
-
-    @property
-    def members(self) -> frozenset[str]:
-        """Hosts that are connected."""
-        return frozenset(self._members)
 
     @property
     def is_over(self) -> bool:
@@ -109,44 +92,38 @@ class Leader:
     async def run(self) -> None:
         """Lead until the run ends or :meth:`stand_down`; then let the members go."""
         try:
-            await self._take_over()
+            if self.duties.lost is not None:
+                await self.hear(HostLost(*self.duties.lost, "it led, and is gone"))
             await self._lead()
             await self._until_all_left()
         finally:
-            reason, is_end = self._parting
-            await asyncio.gather(*(member.channel.close(reason, is_end=is_end) for member in self._members.values()))
+            parting = self.parting or Parting("the run has ended")
+            channels = [member.channel for member in self._members.values()]
+            await asyncio.gather(*(channel.close(parting.reason, is_end=parting.is_end) for channel in channels))
             self._store = None
+            if self.duties.lines is not None:
+                await asyncio.to_thread(self.duties.lines.close)
         if self._error is not None:
             raise self._error
 
-    def stand_down(self, reason: str, *, is_end: bool = False) -> None:
-        """Lead no more; the members look for another leader.
-
-        Args:
-            reason: For people.
-            is_end: This host has no part in the run any more.
-        """
+    def stand_down(self, parting: Parting) -> None:
+        """Lead no more; the members look for another leader."""
         if not self.is_over:
-            self._parting = (reason, is_end)
+            self.parting = parting
             self._is_over.set()
 
     async def serve(self, channel: Channel, hello: Hello) -> None:
         """Attend to a member until its connection ends."""
-        if hello.term > self.duties.term:
-            self.stand_down(f"host {hello.host} had a newer leader")
-            channel.send({"kind": "refused", "reason": "this leader is out of date"})
+        refusal = self._why_not(hello)
+        if refusal is not None:
+            channel.send({"kind": "refused", **refusal})
             return
-        if (reason := self._why_not(hello)) is not None:
-            channel.send({"kind": "refused", "is_final": True, "reason": reason})
-            return
-        member = _Member(hello, channel)
-        replaced = self._members.get(hello.host)
-        self._members[hello.host] = member
+        member, replaced = _Member(hello, channel), self._members.get(hello.host)
         if replaced is not None:
             replaced.is_replaced = True
             await replaced.channel.close("it called again")
-            if replaced.hello.instance != hello.instance:
-                await self.hear(HostLost(hello.host, True, "its agent was started anew"))
+        self._members[hello.host] = member
+        self._dead.discard(hello.host)
         channel.send({"kind": "welcome", "host": self.duties.host, "term": self.duties.term, "run": self.duties.run})
         try:
             await self._greet(member)
@@ -162,41 +139,71 @@ class Leader:
         async with self._turn:
             if self.is_over:
                 return
-            if isinstance(event, HostReady) and event.host in self._members:
-                address = self._members[event.host].hello.address
-                self._seats[event.host] = Seat(event.host, address, event.num_ranks)
             try:
-                actions = self._policy.react(event, self._clock())
-                for action in actions:
-                    await self._carry_out(action)
+                await self._react(event)
             except Exception as error:
                 self._error = error
-                self.stand_down(f"the leader failed: {error!r}")
-                return
-            if any(not isinstance(action, Say) for action in actions):
-                self._share_memory()
+                self.stand_down(Parting(f"the leader failed: {error!r}"))
 
-    def _why_not(self, hello: Hello) -> str | None:
+    async def _react(self, event: Event) -> None:
+        duties, now_s = self.duties, self._clock()
+        if isinstance(event, HostReady) and event.host in self._members:
+            address = self._members[event.host].hello.address
+            self._seats[event.host] = Seat(event.host, address, event.num_ranks, event.store_port)
+        if isinstance(event, HostLost) and event.is_certain:
+            self._dead.add(event.host)
+        if duties.recorder is not None:
+            duties.record(duties.recorder.hear(event, now_s))
+        actions = self._policy.react(event, now_s)
+        for action in actions:
+            if duties.recorder is not None:
+                duties.record(duties.recorder.did(action, now_s))
+            await self._carry_out(action)
+            if self.is_over:
+                return
+        if any(not isinstance(action, Say) for action in actions):
+            self._share_memory()
+
+    def _why_not(self, hello: Hello) -> Mapping[str, Any] | None:
+        """Why a host is not taken, or not yet."""
         if hello.run is not None and hello.run != self.duties.run:
-            return f"the run here is {self.duties.run!r}, not {hello.run!r}; give all hosts the same --run"
-        return None
+            reason = f"the run here is {self.duties.run!r}, not {hello.run!r}; give all hosts the same --run"
+            return {"reason": reason, "is_final": True}
+        present = self._members.get(hello.host)
+        if present is not None and present.hello.instance != hello.instance:
+            reason = f"another agent is there as host {hello.host}; give each its own name with --host"
+            return {"reason": reason}
+        if hello.term > self.duties.term:
+            self.stand_down(Parting(f"host {hello.host} had a newer leader", newer=self._newer(hello)))
+        elif (newer := self._newer(hello)) is not None:
+            self.stand_down(Parting(f"host {hello.host} was in a newer round", newer=newer))
+        return {"reason": "this leader is out of date"} if self.is_over else None
+
+    def _newer(self, hello: Hello) -> Round | None:
+        return hello.round if hello.round is not None and hello.round.number > self.round_number else None
 
     async def _greet(self, member: _Member) -> None:
         """Hear what it told an earlier leader, and tell it what stands."""
-        hello, number = member.hello, 0 if member.hello.round is None else member.hello.round.number
+        hello, lost = member.hello, self.duties.lost
         if self._end is not None:
             member.channel.send(messages.order_to_json(self._end))
-        elif hello.is_running and number != self.round_number:
+        elif hello.is_running and hello.round is not None and hello.round.number != self.round_number:
             reason = f"host {hello.host} was away, and round {self.round_number} has begun since"
-            member.channel.send(messages.order_to_json(Stop(number, reason)))
+            member.channel.send(messages.order_to_json(Stop(hello.round.number, reason)))
         elif hello.is_running and self._stop is not None:
             member.channel.send(messages.order_to_json(self._stop))
-        if self.duties.lost is not None and hello.lost == (self.duties.lost[0], True) and not self.duties.lost[1]:
-            await self.hear(HostLost(hello.lost[0], True, f"host {hello.host} saw it end"))
-        for event in hello.told:
+        if lost is not None and hello.lost == (lost[0], True) and lost[0] not in self._members:
+            await self.hear(HostLost(lost[0], True, f"host {hello.host} saw it end"))
+        for serial, event in hello.told:
+            await self._told(member, serial, event)
+        if hello.ready is not None:
+            await self.hear(hello.ready)
+
+    async def _told(self, member: _Member, serial: int, event: Event) -> None:
+        """What is told again is heard once."""
+        if serial > self._heard.get(member.hello.instance, 0):
+            self._heard[member.hello.instance] = serial
             await self.hear(event)
-        if (ready := messages.ready_event(hello)) is not None:
-            await self.hear(ready)
 
     async def _listen(self, member: _Member) -> HostLost:
         """Hear what it tells, to the end of its connection; why it is lost."""
@@ -206,31 +213,27 @@ class Leader:
                 message = await member.channel.receive()
                 if message.get("kind") != "told":
                     raise ConnectionError(f"a member does not say {message.get('kind')!r}")
-                await self.hear(messages.event_from_json(message))
+                await self._told(member, int(message["serial"]), messages.event_from_json(message))
         except ClosedError:
             return HostLost(host, True, "its agent has ended")
         except PartedError as error:
             return HostLost(host, error.is_end, str(error))
-        except ConnectionError as error:
+        except (ConnectionError, KeyError, ValueError, TypeError) as error:
             await member.channel.close(str(error))
-            return HostLost(host, False, str(error))
-
-    async def _take_over(self) -> None:
-        if self.duties.lost is not None:
-            host, is_certain = self.duties.lost
-            await self.hear(HostLost(host, is_certain, "it led, and is gone"))
+            silent_s = error.silent_s if isinstance(error, LostError) else 0.0
+            return HostLost(host, False, str(error), silent_s)
 
     async def _lead(self) -> None:
         """Let time pass; hosts of the last round that do not come are lost."""
         pace = self.duties.pace
         started_s = shared_s = self._clock()
-        awaited = {seat.host for seat in self._round.seats} if self._round is not None else set()
+        awaited = set(self._hosts())
         while not self.is_over:
             await self.hear(Tick())
             now_s = self._clock()
             if awaited and now_s > started_s + pace.deadline_s:
-                for host in sorted(awaited - self.members - {self.duties.lost[0] if self.duties.lost else ""}):
-                    await self.hear(HostLost(host, False, "it did not come to the new leader"))
+                for host in sorted(awaited - set(self._members) - self._dead):
+                    await self.hear(HostLost(host, False, "it did not come to the new leader", pace.deadline_s))
                 awaited = set()
             if now_s > shared_s + _MEMORY_S:
                 shared_s = now_s
@@ -262,14 +265,27 @@ class Leader:
             self._is_over.set()
 
     async def _start_round(self, action: StartRound) -> None:
-        store = await asyncio.to_thread(open_store, self.duties.address)
+        if self.duties.fence is not None:
+            refusal = await claim_round(self.duties, action.number, is_dead=self._is_dead)
+            if refusal is not None:
+                self.stand_down(Parting(refusal.reason, refusal=refusal))
+                return
         seats = tuple(self._seats[host] for host in action.hosts)
-        run, reason = self.duties.run, action.reason
-        self._round = Round(action.number, seats, self.duties.address, store.port, run, reason)
-        self._stop = None
-        self._store = store  # the one of the round before ends here: its ranks have ended
+        store = None  # the one of the round before ends here: its ranks have ended
+        if not all(seat.store_port for seat in seats):
+            store = await asyncio.to_thread(open_store, self.duties.address)
+        where = ("", 0) if store is None else (self.duties.address, store.port)
+        self._round = Round(action.number, seats, *where, self.duties.run, action.reason)
+        self._stop, self._store = None, store
         for host in action.hosts:
             self._send(host, {"kind": "round", "round": messages.round_to_json(self._round)})
+        if self.duties.recorder is not None:
+            self.duties.record(self.duties.recorder.began(action, self._round, self._clock()))
+
+    def _is_dead(self, host: str, instance: str) -> bool:
+        """A process that had claimed a round is known to have ended."""
+        member = self._members.get(host)
+        return host in self._dead or (member is not None and member.hello.instance != instance)
 
     def _hosts(self) -> tuple[str, ...]:
         return () if self._round is None else tuple(seat.host for seat in self._round.seats)

@@ -54,8 +54,9 @@ class Hello:
         run: The run's name, if it knows or wants one.
         round: The newest round it was in.
         is_running: Its ranks of that round have not ended.
-        ready: The number of ranks of a host that waits for a round.
-        told: Events of the round, and the script's options.
+        ready: That it waits for a round.
+        told: Events of the round, and the script's options, each with its serial number: a leader that has heard it
+            already leaves it out.
         memory: The last that a leader wanted the next one to know.
         lost: The leader it lost, and whether that is known to be dead.
     """
@@ -68,8 +69,8 @@ class Hello:
     run: str | None = None
     round: Round | None = None
     is_running: bool = False
-    ready: int | None = None
-    told: tuple[Event, ...] = ()
+    ready: HostReady | None = None
+    told: tuple[tuple[int, Event], ...] = ()
     memory: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, bool] | None = None
 
@@ -139,7 +140,8 @@ def hello_to_json(hello: Hello) -> dict[str, Any]:
         "kind": "hello",
         **plain,
         "round": None if hello.round is None else round_to_json(hello.round),
-        "told": [event_to_json(event) for event in hello.told],
+        "ready": None if hello.ready is None else event_to_json(hello.ready),
+        "told": [[serial, event_to_json(event)] for serial, event in hello.told],
         "memory": dict(hello.memory),
     }
 
@@ -160,20 +162,16 @@ def hello_from_json(value: Mapping[str, Any]) -> Hello:
     try:
         own = {
             "round": None if value["round"] is None else round_from_json(value["round"]),
-            "told": tuple(event_from_json(event) for event in value["told"]),
+            "ready": None if value["ready"] is None else _build(HostReady, value["ready"]),
+            "told": tuple((int(serial), event_from_json(event)) for serial, event in value["told"]),
             "lost": None if value["lost"] is None else (str(value["lost"][0]), bool(value["lost"][1])),
         }
         hello = Hello(**{**_known(Hello, value), **own})
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConnectionError(f"what was sent is no hello: {error}") from error
     if not (isinstance(hello.host, str) and isinstance(hello.address, str) and isinstance(hello.memory, Mapping)):
         raise ConnectionError("what was sent is no hello")
     return hello
-
-
-def ready_event(hello: Hello) -> HostReady | None:
-    """That the host waits for a round."""
-    return None if hello.ready is None else HostReady(hello.host, hello.ready)
 
 
 def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading import secret as secrets_of_run
 from lightning_dist.elastic.leading.channel import Pace
 from lightning_dist.elastic.leading.endpoints import Endpoint, listen, own_index
+from lightning_dist.elastic.leading.fence import Fence
 from lightning_dist.elastic.leading.inbox import Inbox
-from lightning_dist.elastic.leading.leader import Duties, Reactor
-from lightning_dist.elastic.leading.node import MakePolicy, Node, Setup
+from lightning_dist.elastic.leading.node import Node
 from lightning_dist.elastic.leading.remembered import Remembered
+from lightning_dist.elastic.leading.setup import Setup
 from lightning_dist.elastic.leading.socket_session import SocketSession
 from lightning_dist.elastic.policy.machine import Policy
-from lightning_dist.elastic.policy.situation import LastRound
+from lightning_dist.elastic.policy.situation import Waits
 from lightning_dist.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -43,6 +44,7 @@ def open_session(
     join_s: float = JOIN_S,
     seek_s: float | None = None,
     first_s: float = FIRST_S,
+    waits: Waits | None = None,
 ) -> SocketSession:
     """Begin to take part in a run; it starts a thread, which :meth:`~SocketSession.leave` ends.
 
@@ -62,6 +64,7 @@ def open_session(
         join_s: How long to look for a leader at the start, in seconds.
         seek_s: How long to look for the next one, in seconds; ``None``: a minute, and as long as a host is waited for.
         first_s: At the start an endpoint waits so long for those before it, in seconds.
+        waits: How long the policy waits for hosts.
 
     Raises:
         ConfigError: There is no secret, or a fence without a name of the run.
@@ -69,8 +72,11 @@ def open_session(
     """
     own = own_index(endpoints, host=host, address=address) if endpoints else 0
     shared = secrets_of_run.required(secret) if endpoints else secrets_of_run.own()
-    if fence is not None and run is None:
-        raise ConfigError("a fence is of one run, whose name all hosts must know; write --run NAME beside --fence")
+    Policy(options, min_hosts=min_hosts, max_hosts=max_hosts, host=host)  # what is wrong with the numbers is said now
+    if fence is not None:
+        if run is None:
+            raise ConfigError("a fence is of one run, whose name all hosts must know; write --run NAME beside --fence")
+        Fence(fence, run)  # that its folder can be made is seen now
     listener = None
     if own is not None:
         wanted = endpoints[own] if endpoints else Endpoint(LOOPBACK, 0)
@@ -81,40 +87,21 @@ def open_session(
         endpoints,
         own,
         shared,
-        _policies(options, min_hosts=min_hosts, max_hosts=max_hosts, has_fence=fence is not None, own=own),
+        options,
+        min_hosts,
+        max_hosts,
         pace or Pace(),
         say or _print,
         join_s=join_s,
         seek_s=SEEK_S + options.rejoin_s if seek_s is None else seek_s,
         first_s=first_s,
+        waits=waits or Waits(),
+        fence=fence,
+        record=record,
     )
     inbox = Inbox()
     remembered = Remembered(host, address, secrets.token_hex(8), run=run)
     return SocketSession(host, Node(setup, remembered, inbox, listener=listener), inbox)
-
-
-def _policies(
-    options: ElasticConfig, *, min_hosts: int, max_hosts: int, has_fence: bool, own: int | None
-) -> MakePolicy:
-    def make(duties: Duties, remembered: Remembered) -> Reactor:
-        last = None
-        if duties.last_round is not None:
-            hosts = tuple(seat.host for seat in duties.last_round.seats)
-            last = LastRound(duties.last_round.number, hosts, remembered.leader, is_running=remembered.is_running)
-        return Policy(
-            options,
-            min_hosts=min_hosts,
-            max_hosts=max_hosts,
-            host=duties.host,
-            leads_by_right=own == 0,
-            has_fence=has_fence,
-            last=last,
-            memory=remembered.memory,
-            now_s=duties.clock(),
-        )
-
-    Policy(options, min_hosts=min_hosts, max_hosts=max_hosts, host="")  # what is wrong with the numbers is said now
-    return make
 
 
 def _print(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,10 @@ from lightning_dist.elastic.policy.events import (
     Event,
     HostReady,
     OptionsTold,
+    Progress,
     RoundDone,
     RoundStopped,
     Snapshot,
-    Tick,
 )
 from lightning_dist.elastic.rounds import Round
 
@@ -31,10 +31,12 @@ class Remembered:
         term: Of the newest leader.
         leader: The host of the newest leader.
         lost: The leader that was lost last, and whether it is known to be dead.
-        round: The newest round this host was in.
+        round: The newest round this host was in, or has heard of.
         is_running: Its ranks of that round have not ended.
-        ready: The number of ranks of a host that waits for a round.
+        has_stopped: They were ended before their time.
+        ready: That this host waits for a round.
         memory: The last that a leader wanted the next one to know.
+        serial: Of the last event that was told.
     """
 
     host: str
@@ -46,28 +48,34 @@ class Remembered:
     lost: tuple[str, bool] | None = None
     round: Round | None = None
     is_running: bool = False
-    ready: int | None = None
+    has_stopped: bool = False
+    ready: HostReady | None = None
     memory: Mapping[str, Any] = field(default_factory=dict)
-    _told: list[Event] = field(default_factory=list)
-    _options: OptionsTold | None = None
+    serial: int = 0
+    _told: list[tuple[int, Event]] = field(default_factory=list)
 
     def began(self, value: Round) -> None:
         """This host is in a round; what was told of earlier ones is old news."""
-        self.round, self.run, self.is_running, self.ready = value, value.run, True, None
-        self._told.clear()
+        self.round, self.run, self.ready = value, value.run, None
+        self.is_running, self.has_stopped = True, False
+        self._keep(lambda event: isinstance(event, OptionsTold))
 
-    def told(self, event: Event) -> None:
-        """The agent has told something."""
+    def heard_of(self, value: Round, *, has_stopped: bool = False) -> None:
+        """There is, or was, a newer round, without this host."""
+        self.round, self.is_running, self.has_stopped = value, False, has_stopped
+
+    def told(self, event: Event) -> int:
+        """The agent has told something; its serial number."""
+        self.serial += 1
         if isinstance(event, HostReady):
-            self.ready = event.num_ranks
-        elif isinstance(event, OptionsTold):
-            self._options = event
-        elif not isinstance(event, Tick):
-            if isinstance(event, Snapshot):  # the newest says it all
-                self._told = [old for old in self._told if not isinstance(old, Snapshot)]
+            self.ready = event
+        elif not isinstance(event, Progress):
+            if isinstance(event, Snapshot | OptionsTold):  # the newest says it all
+                self._keep(lambda old: type(old) is not type(event))
             if isinstance(event, RoundStopped | RoundDone) and self.round and event.round == self.round.number:
-                self.is_running = False
-            self._told.append(event)
+                self.is_running, self.has_stopped = False, isinstance(event, RoundStopped)
+            self._told.append((self.serial, event))
+        return self.serial
 
     def hello(self) -> Hello:
         """What the next leader is told first."""
@@ -80,7 +88,10 @@ class Remembered:
             round=self.round,
             is_running=self.is_running,
             ready=self.ready,
-            told=(*(() if self._options is None else (self._options,)), *self._told),
+            told=tuple(self._told),
             memory=self.memory,
             lost=self.lost,
         )
+
+    def _keep(self, is_kept: Callable[[Event], bool]) -> None:
+        self._told = [(serial, event) for serial, event in self._told if is_kept(event)]

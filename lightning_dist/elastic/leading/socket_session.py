@@ -38,9 +38,9 @@ class SocketSession:
         """Name of the run; ``None`` before the first round."""
         return self._run
 
-    def ready(self, num_ranks: int) -> None:
+    def ready(self, num_ranks: int, store_port: int = 0) -> None:
         """See the protocol, also for the other calls."""
-        self.tell(HostReady(self._host, num_ranks))
+        self.tell(HostReady(self._host, num_ranks, store_port))
 
     def next_round(self, timeout_s: float) -> Round | End | None:  # noqa: D102
         taken = self._inbox.take_round(timeout_s)

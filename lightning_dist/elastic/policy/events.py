@@ -23,10 +23,16 @@ class Cause(str, enum.Enum):
 
 @dataclass(frozen=True)
 class HostReady:
-    """A host is there, checked, and waits for a round: none of its ranks runs."""
+    """A host is there, checked, and waits for a round.
+
+    Attributes:
+        num_ranks: It would run so many.
+        store_port: Where its agent's store for the ranks of the next round is; 0: it has none.
+    """
 
     host: str
     num_ranks: int
+    store_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,13 @@ class HostLost:
 
     Attributes:
         is_certain: Its process is known to be dead (the connection was closed); else it is silent, and may live on.
+        silent_s: From its last sign of life until it counts as lost, in seconds.
     """
 
     host: str
     is_certain: bool
     detail: str = ""
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""A leader's claim of a round, and what it means not to get it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lightning_dist.elastic.leading.duties import Duties
+from lightning_dist.errors import LaunchError
+
+_PATIENCE_S = 60.0  # with storage that does not answer
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Another one has the claim.
+
+    Attributes:
+        number: Of the round.
+        is_void: Who has it is dead: the next number is free.
+        reason: For people.
+    """
+
+    number: int
+    is_void: bool
+    reason: str
+
+
+async def claim_round(duties: Duties, number: int, *, is_dead: Callable[[str, str], bool]) -> Refusal | None:
+    """Claim a round; ``None``: it is ours.
+
+    Args:
+        duties: Who leads; with a fence.
+        number: Of the round.
+        is_dead: Whether a host's process of an instance is known to be dead.
+
+    Raises:
+        LaunchError: Storage did not answer for a minute.
+    """
+    fence, end_s = duties.fence, duties.clock() + _PATIENCE_S
+    assert fence is not None, "asked only with one"
+    while True:
+        try:
+            claim = await asyncio.to_thread(fence.claim, number, host=duties.host, instance=duties.instance)
+            break
+        except LaunchError as error:
+            if duties.clock() > end_s:
+                raise
+            duties.say(str(error))
+            await asyncio.sleep(duties.pace.ping_s)
+    if claim.instance == duties.instance:
+        return None
+    if is_dead(claim.host, claim.instance):
+        return Refusal(number, True, f"round {number} was claimed by host {claim.host}, which is gone")
+    reason = (
+        f"round {number} of run {duties.run} is claimed by host {claim.host} already: it trains, or an earlier start "
+        "of the run did; if none runs any more, give another folder with --fence"
+    )
+    return Refusal(number, False, reason)

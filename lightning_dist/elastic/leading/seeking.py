@@ -1,0 +1,135 @@
+"""Finds the leader, and joins it: what an agent does that has none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from lightning_dist.elastic.leading import messages
+from lightning_dist.elastic.leading.channel import Channel, dial
+from lightning_dist.elastic.leading.messages import Status
+from lightning_dist.elastic.leading.remembered import Remembered
+from lightning_dist.elastic.leading.setup import Setup
+from lightning_dist.elastic.leading.succession import Choice, Join, Lead, choose
+from lightning_dist.wire import WrongSecretError
+
+
+class NoLeaderError(Exception):
+    """There is none in time, or it does not take this host."""
+
+
+class _RefusedError(ConnectionError):
+    """Not yet."""
+
+
+class Seeker:
+    """See the module.
+
+    Args:
+        setup: Where leaders may be.
+        remembered: What this host knows of the run.
+        own_status: What this host's endpoint says of itself.
+    """
+
+    def __init__(self, setup: Setup, remembered: Remembered, own_status: Callable[[], Status]) -> None:
+        self._setup = setup
+        self._state = remembered
+        self._own_status = own_status
+        self._leader_index: int | None = None
+        self.fenced: str | None = None
+        """Why this host may not lead: another one has the claim of the next round."""
+        self.may_be_dead = False
+        """The connection to the last leader was reset: if nobody listens there, it is dead."""
+
+    async def seek(self, lead: Callable[[int], None], joining: Callable[[Channel], None]) -> Channel:
+        """The connection to who leads, which may be this host.
+
+        Args:
+            lead: Begins to lead, in a term; called when it is this host's turn.
+            joining: Called with a connection on which the hello was sent: what is told from then on goes there.
+
+        Raises:
+            NoLeaderError: There is none in time, or it does not take this host.
+        """
+        setup, start_s = self._setup, time.monotonic()
+        limit_s = setup.join_s if self._state.leader is None else setup.seek_s
+        refused_s, reason = 0.0, ""
+        while (waited_s := time.monotonic() - start_s) < limit_s:
+            choice = await self._choose(has_waited=waited_s > setup.first_s)
+            if isinstance(choice, Lead):
+                lead(choice.term)
+                assert setup.own is not None, "it is this one's turn"
+                choice = Join(setup.own)
+            if isinstance(choice, Join):
+                try:
+                    channel = await self._join(choice.index, joining)
+                    self.fenced, self.may_be_dead = None, False
+                    return channel
+                except _RefusedError as error:  # a name that is in use may still be that of a process that died
+                    reason = str(error)
+                    refused_s += setup.pace.ping_s
+                    if refused_s > 3 * setup.pace.deadline_s:
+                        raise NoLeaderError(reason) from error
+                    await asyncio.sleep(setup.pace.ping_s)
+                except OSError as error:
+                    reason = str(error)
+            else:
+                reason = self.fenced or choice.reason
+            await asyncio.sleep(setup.pace.ping_s / 5)
+        endpoints = ", ".join(str(endpoint) for endpoint in setup.endpoints)
+        raise NoLeaderError(f"no leader was found at {endpoints} within {limit_s:g} s: {reason}")
+
+    async def statuses(self) -> list[Status | None]:
+        """What each endpoint says of itself; this host's own is known."""
+        return list(await asyncio.gather(*(self._ask(index) for index in range(len(self._setup.endpoints)))))
+
+    async def _choose(self, *, has_waited: bool) -> Choice:
+        own = self._setup.own if self.fenced is None else None
+        return choose(await self.statuses(), own=own, has_waited=has_waited)
+
+    async def _join(self, index: int, joining: Callable[[Channel], None]) -> Channel:
+        channel = await self._dial(index)
+        try:
+            channel.send(messages.hello_to_json(self._state.hello()))
+            joining(channel)
+            reply = await channel.receive()
+            if reply.get("kind") == "refused" and reply.get("is_final") is True:
+                raise NoLeaderError(f"{self._setup.endpoints[index]} does not take this host: {reply.get('reason')}")
+            if reply.get("kind") != "welcome":
+                raise _RefusedError(str(reply.get("reason")))
+            state = self._state
+            state.leader, state.term, state.run = str(reply["host"]), int(reply["term"]), str(reply["run"])
+        except BaseException as error:
+            await channel.close(f"not joined: {error}")
+            raise
+        self._leader_index = index
+        return channel
+
+    async def _ask(self, index: int) -> Status | None:
+        if index == self._setup.own:
+            return self._own_status()
+        try:
+            channel = await self._dial(index)
+        except WrongSecretError as error:
+            if self._state.leader is None:
+                raise NoLeaderError(
+                    f"who answers at {self._setup.endpoints[index]} has another secret; give all hosts the same one"
+                ) from error
+            return None
+        except OSError as error:
+            if isinstance(error, ConnectionRefusedError) and self.may_be_dead and index == self._leader_index:
+                assert self._state.lost is not None, "it was the leader"
+                self._state.lost = (self._state.lost[0], True)  # its host is there, and nobody listens
+            return None
+        try:
+            channel.send({"kind": "status"})
+            return messages.status_from_json(await channel.receive())
+        except ConnectionError:
+            return None
+        finally:
+            await channel.close("that was all")
+
+    async def _dial(self, index: int) -> Channel:
+        setup = self._setup
+        return await dial(setup.endpoints[index], setup.secret, setup.pace, timeout_s=2 * setup.pace.ping_s)

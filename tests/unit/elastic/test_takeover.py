@@ -1,0 +1,111 @@
+"""The leader is lost, and the next endpoint takes over: who leads, what it knows, and who may train after a cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_dist.config.elastic import ElasticConfig
+from lightning_dist.elastic.policy.events import Cause, OptionsTold, RoundDone, WorkerFailed
+from lightning_dist.elastic.policy.situation import Waits
+from tests.support.agents import Agent, Party, in_round, open_what_lasts, until
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_lasts() -> None:
+    open_what_lasts()
+
+
+def leads(agent: Agent) -> bool:
+    node: Any = agent.session._node
+    return bool(node._status().is_leading)
+
+
+def begun(party: Party, hosts: str) -> list[Agent]:
+    """Agents in their first round; the first of them leads."""
+    agents = party.agents(hosts)
+    for agent in agents:
+        agent.ready()
+    in_round(agents)
+    assert [agent.host for agent in agents if leads(agent)] == [agents[0].host]
+    return agents
+
+
+def test_the_next_endpoint_takes_over_when_the_leader_dies_and_the_run_keeps_its_name_and_numbers() -> None:
+    with Party(2, min_hosts=1, max_hosts=3) as party:
+        a, b, c = begun(party, "abc")
+        first = c.session.run
+        a.kill()
+        for agent in (b, c):
+            assert agent.stop().number == 1
+        value = in_round([b, c], step=5)
+        assert (value.number, value.run) == (2, first)
+        assert {seat.host for seat in value.seats} == {"b", "c"}
+        assert leads(b)
+        for agent in (b, c):
+            agent.session.tell(RoundDone(agent.host, 2))
+        assert {b.end().exit_code, c.end().exit_code} == {0}
+
+
+def test_a_new_leader_knows_what_was_told_the_old_one_before_it_died() -> None:
+    with Party(2, min_hosts=3, max_hosts=3, mode="off") as party:
+        a, b, c = begun(party, "abc")
+        b.session.tell(OptionsTold(ElasticConfig(mode="degrade", max_restarts=0)))
+        c.session.tell(WorkerFailed("c", 7, 0, Cause.EXIT, "of a round that never was"))  # no news for anybody
+        a.kill()
+        for agent in (b, c):
+            agent.stop()
+        end = c.end()
+        assert end.exit_code == 1
+        assert "0 restarts within" in end.reason
+
+
+def test_a_host_that_led_and_is_started_anew_joins_the_leader_there_is() -> None:
+    with Party(2, min_hosts=1, max_hosts=2) as party:
+        a, b = begun(party, "ab")
+        a.kill()
+        b.stop()
+        in_round([b], step=3)
+        again = party.agent("a")
+        again.ready()
+        until(lambda: "a" in b.session._node._leader._members, "a joins b")
+        assert not leads(again)
+        assert leads(b)
+
+
+def test_a_leader_that_was_stopped_finds_that_the_others_went_on_and_joins_them() -> None:
+    with Party(2, min_hosts=1, max_hosts=3) as party:
+        a, b, c = begun(party, "abc")
+        with a.paused():
+            for agent in (b, c):
+                agent.stop()
+            assert {seat.host for seat in in_round([b, c], step=3).seats} == {"b", "c"}
+        a.stop()
+        until(lambda: "a" in b.session._node._leader._members, "a joins b")
+        assert not leads(a)
+
+
+def test_half_of_the_hosts_without_the_leader_wait_until_they_see_it_again() -> None:
+    with Party(2, min_hosts=1, max_hosts=2) as party:
+        a, b = begun(party, "ab")
+        with a.paused():
+            stop = b.stop()
+            assert "host a" in stop.reason
+            assert b.session.next_round(1.0) is None
+        a.stop()
+        assert len(in_round([a, b]).seats) == 2
+        assert leads(a) != leads(b)
+
+
+def test_with_a_fence_half_of_the_hosts_go_on_and_the_other_half_does_not(tmp_path: Path) -> None:
+    with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path, waits=Waits(fence_s=0.2)) as party:
+        a, b = begun(party, "ab")
+        with a.paused():
+            b.stop()
+            value = in_round([b], step=3)
+            assert value.number == 2
+        a.stop()
+        until(lambda: "a" in b.session._node._leader._members, "a joins b")
+        assert sorted(path.name for path in (tmp_path / "named").iterdir()) == ["round-00000001", "round-00000002"]
