@@ -16,6 +16,7 @@ from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostErr
 from lightning_dist.elastic.leading.claiming import Refusal, claim_round
 from lightning_dist.elastic.leading.duties import Duties, Reactor
 from lightning_dist.elastic.leading.messages import Hello
+from lightning_dist.elastic.leading.slowness import Slowness
 from lightning_dist.elastic.leading.store import RoundStore, open_store
 from lightning_dist.elastic.policy.actions import Action, EndRun, Say, SetAside, StartRound, StopRound
 from lightning_dist.elastic.policy.events import Event, HostLost, HostReady, Tick
@@ -71,13 +72,16 @@ class Leader:
         self._stop: Stop | None = None
         self._end: End | None = None
         self._store: RoundStore | None = None
+        self._slowness = Slowness(duties.options)
         self._turn = asyncio.Lock()
         self._is_over = asyncio.Event()
         self._error: Exception | None = None
         if self._round is not None and not duties.is_running:
             self._stop = Stop(self._round.number, "another host leads")
-        if self._round is not None and duties.recorder is not None:
-            duties.recorder.took_over(self._round)
+        if self._round is not None:
+            self._slowness.begin(self._round.number)
+            if duties.recorder is not None:
+                duties.recorder.took_over(self._round)
 
     @property
     def round_number(self) -> int:
@@ -154,6 +158,8 @@ class Leader:
             self._dead.add(event.host)
         if duties.recorder is not None:
             duties.record(duties.recorder.hear(event, now_s))
+        for slow in self._slowness.hear(event):
+            duties.say(str(slow))
         actions = self._policy.react(event, now_s)
         for action in actions:
             if duties.recorder is not None:
@@ -173,14 +179,12 @@ class Leader:
         if present is not None and present.hello.instance != hello.instance:
             reason = f"another agent is there as host {hello.host}; give each its own name with --host"
             return {"reason": reason}
-        if hello.term > self.duties.term:
-            self.stand_down(Parting(f"host {hello.host} had a newer leader", newer=self._newer(hello)))
-        elif (newer := self._newer(hello)) is not None:
-            self.stand_down(Parting(f"host {hello.host} was in a newer round", newer=newer))
+        number = 0 if hello.round is None else hello.round.number
+        if number > self.round_number:
+            self.stand_down(Parting(f"host {hello.host} was in a newer round", newer=hello.round))
+        elif number == self.round_number and hello.term > self.duties.term:
+            self.stand_down(Parting(f"host {hello.host} had a newer leader"))
         return {"reason": "this leader is out of date"} if self.is_over else None
-
-    def _newer(self, hello: Hello) -> Round | None:
-        return hello.round if hello.round is not None and hello.round.number > self.round_number else None
 
     async def _greet(self, member: _Member) -> None:
         """Hear what it told an earlier leader, and tell it what stands."""
@@ -277,6 +281,7 @@ class Leader:
         where = ("", 0) if store is None else (self.duties.address, store.port)
         self._round = Round(action.number, seats, *where, self.duties.run, action.reason)
         self._stop, self._store = None, store
+        self._slowness.begin(action.number)
         for host in action.hosts:
             self._send(host, {"kind": "round", "round": messages.round_to_json(self._round)})
         if self.duties.recorder is not None:
