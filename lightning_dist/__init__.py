@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lightning_dist.callbacks import (
     AsyncShardedCheckpoint,
     ClusterMonitor,
+    Heartbeat,
     MonitorOutputs,
     PipelinePicture,
     StepTimeline,
@@ -33,6 +34,7 @@ from lightning_dist.data_module import ShardedDataModule
 from lightning_dist.folder_io import load_from_checkpoint
 from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
+from lightning_dist.resized import ScaledRate
 from lightning_dist.resuming import ResumeData
 from lightning_dist.strategy import HierDistStrategy
 
@@ -43,6 +45,7 @@ __all__ = [
     "CheckpointConfig",
     "ClusterMonitor",
     "DataConfig",
+    "Heartbeat",
     "HierDistStrategy",
     "MonitorConfig",
     "MonitorOutputs",
@@ -51,6 +54,7 @@ __all__ = [
     "PipelinePicture",
     "ProbeConfig",
     "ResumeData",
+    "ScaledRate",
     "ShardedDataModule",
     "ShardedLoader",
     "Source",

@@ -19,7 +19,7 @@ from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lightning_dist import build
+from lightning_dist import build, heartbeat
 from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.collectives import Collectives
@@ -145,6 +145,8 @@ class RankStrategy(ParallelStrategy):
     def setup_environment(self) -> None:
         """Join the other ranks."""
         super().setup_environment()
+        if self.launched.agent is not None and self.lightning_module is not None:
+            heartbeat.attach(self.lightning_module.trainer)
         reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None

@@ -24,11 +24,15 @@ from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig, ElasticConfig, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.elastic.agent_folder import tell_options
+from lightning_dist.elastic.detect.phases import Phase
+from lightning_dist.elastic.detect.pulse import Pulse
 from lightning_dist.errors import CheckpointError
+from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.rank_strategy import RankStrategy
+from lightning_dist.resized import KeptBatch, ScaledRate
 from lightning_dist.restarting import GoingOn, Ways, checkpoint_folder, interrupted_path, older_interrupted
 from lightning_dist.snapshots import MemorySnapshots
 
@@ -83,6 +87,17 @@ class StateStrategy(RankStrategy):
                 Ways(self.broadcast, self._first_of, self._find_own_kept, is_first_of_host=self.local_rank == 0),
             )
             self._going_on.begin()
+            self._follow_size(trainer)
+
+    def _follow_size(self, trainer: pl.Trainer) -> None:
+        """Add what adapts batch or learning rate to the number of ranks, unless the user has."""
+        elastic = self.elastic_config or ElasticConfig()
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # made in __init__
+        is_elastic = self.launched.agent is not None or elastic.mode != "off"
+        if not is_elastic or any(isinstance(each, ScaledRate | KeptBatch) for each in callbacks):
+            return
+        is_kept = elastic.batch == "keep"
+        callbacks.append(KeptBatch(is_cut=self.parallel_config.stages) if is_kept else ScaledRate(elastic.rate))
 
     def _open_saver(self, trainer: pl.Trainer, mode: Mode) -> None:
         """At the start of a fit."""
@@ -90,6 +105,7 @@ class StateStrategy(RankStrategy):
             assert self._run is not None
             checkpoints.refuse(trainer, mode, self.checkpoint_config)
             self._saver = build.open_checkpoint_saver(self._run, self.checkpoint_config, self._agreement)
+            self._saver.on_committed = functools.partial(_tell_committed, pulse_of(trainer))
         if self._going_on is not None:
             self._going_on.leave_trail()
         every = self.checkpoint_config.memory_every_n_steps
@@ -117,15 +133,17 @@ class StateStrategy(RankStrategy):
         """
         assert self._saver is not None
         assert self._mode is not None
-        checkpoints.save(
-            self._saver,
-            trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
-            f"{checkpoint_folder(trainer)}/step={trainer.global_step}.ckpt",
-            mode=self._mode,
-            optimizers=[unwrapped(each) for each in self.optimizers],
-            at_once=at_once,
-            in_memory=True,
-        )
+        pulse = pulse_of(trainer)
+        with contextlib.nullcontext() if pulse is None else pulse.entered(Phase.SAVING):
+            checkpoints.save(
+                self._saver,
+                trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
+                f"{checkpoint_folder(trainer)}/step={trainer.global_step}.ckpt",
+                mode=self._mode,
+                optimizers=[unwrapped(each) for each in self.optimizers],
+                at_once=at_once,
+                in_memory=True,
+            )
         self._saver.let_begin()
 
     def _save_to_stop(self, trainer: pl.Trainer, is_ordered: bool) -> None:
@@ -211,6 +229,8 @@ class StateStrategy(RankStrategy):
         """Write a checkpoint, in the way that was chosen."""
         if self._saver is None or self._mode is None:
             super().save_checkpoint(checkpoint, filepath, storage_options)
+            if self.lightning_module is not None and "optimizer_states" in checkpoint:
+                _tell_committed(pulse_of(self.lightning_module.trainer), checkpoint["global_step"])
             return
         path = os.fspath(filepath)
         if self._saves_at_once:
@@ -358,3 +378,8 @@ class StateStrategy(RankStrategy):
             self._saver.once_committed(functools.partial(checkpoints.remove, path))
         elif self.is_global_zero:
             checkpoints.remove(path)
+
+
+def _tell_committed(pulse: Pulse | None, step: int) -> None:
+    if pulse is not None:
+        pulse.snapshot(step)

@@ -44,8 +44,10 @@ from lightning_dist.config import (
 )
 from lightning_dist.data.loading.agreed import agreed_loader
 from lightning_dist.data.loading.loader import ShardedLoader
+from lightning_dist.elastic.detect.phases import Order
 from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
+from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.pipeline.report import PipelineReport
@@ -217,7 +219,12 @@ class HierDistStrategy(StateStrategy):
     def _leaving(self, trainer: pl.Trainer) -> Leaving:
         has_agent = self.launched.agent is not None
         saves = has_agent or self.checkpoint_config.is_sharded
+        pulse = pulse_of(trainer)
+        orders: dict[str, Any] = {}
+        if pulse is not None:
+            orders = {"is_ordered": lambda: pulse.order() == Order.SNAPSHOT_AND_STOP, "answer": pulse.answer}
         return Leaving(
+            **orders,
             save=functools.partial(self._save_to_stop, trainer) if saves else None,
             is_writing=lambda: self._saver is not None and self._saver.is_busy,
             signals=(signal.SIGUSR1,) if has_agent else (),

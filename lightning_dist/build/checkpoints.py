@@ -120,6 +120,10 @@ class CheckpointSaver:
         config: Options.
         group: All ranks; for the thread that writes.
         agreement: How ranks learn whether any of them is busy, and how slow; ``None`` for one rank.
+
+    Attributes:
+        kept_step: The optimizer step of the newest checkpoint that goes to memory; ``None`` if that has failed.
+        on_committed: Called with the step of each checkpoint that is there, in the thread that wrote it.
     """
 
     def __init__(
@@ -147,6 +151,7 @@ class CheckpointSaver:
         self._has_failed = False
         self._is_for_memory = False  # what is being written
         self.kept_step: int | None = None
+        self.on_committed: Callable[[int], None] = lambda step: None
         self.skipped = 0
 
     def save(
@@ -436,4 +441,6 @@ class CheckpointSaver:
             assert group is not None, "ranks do not meet in shared memory for it"
             watchful.barrier(group, torch.device("cpu"), run.collectives)
             self._replicas.forget_others(mirror)
+        if isinstance(step := record.get("step"), int):
+            self.on_committed(step)
         return _Written(manifest, (end_ns - start_ns) / 1e9)

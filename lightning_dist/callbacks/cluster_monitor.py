@@ -15,6 +15,7 @@ from lightning_dist.capture import TrainerCapture, capture_of, default_store
 from lightning_dist.capture.facts import rank_header, run_facts
 from lightning_dist.config.checks import check_local
 from lightning_dist.events import EventStream
+from lightning_dist.heartbeat import pulse_of
 from lightning_dist.monitor.cluster import ClusterWatch, WatchSettings
 from lightning_dist.monitor.record import Sample, StepRecord
 from lightning_dist.monitor.run_files import FACTS, write_facts
@@ -120,6 +121,7 @@ class ClusterMonitor(pl.Callback):
             checkpoint_event=WRITE,
             writes_at_once=not self._streams,
             say=lambda text: _say(f"rank {header.rank}: {text}"),
+            agent_timeouts=_agent_timeouts(trainer) if header.local_rank == 0 else None,
         )
         for listener in self._listeners:
             watch.on_sample(listener)
@@ -149,6 +151,12 @@ def _say(text: str) -> None:
     """From any thread; a user who makes warnings errors has no training that fails by them."""
     with contextlib.suppress(Warning):
         warnings.warn(f"ClusterMonitor: {text}", stacklevel=2)
+
+
+def _agent_timeouts(trainer: pl.Trainer) -> Callable[[], int] | None:
+    """Where the agent of ``hierdist launch`` counts; the first rank of each host tells."""
+    pulse = pulse_of(trainer)
+    return None if pulse is None else lambda: pulse.timeouts
 
 
 def _checkpoint_streams(trainer: pl.Trainer) -> tuple[EventStream, ...]:

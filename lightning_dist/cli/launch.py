@@ -16,6 +16,7 @@ from lightning_dist.elastic.agent.command import parse_command
 from lightning_dist.elastic.agent.environment import HOST_VARIABLE
 from lightning_dist.elastic.agent.options import LaunchOptions, parse_hosts
 from lightning_dist.elastic.agent.running import run_host
+from lightning_dist.elastic.health.checkup import checkup
 from lightning_dist.elastic.launched import RUN_VARIABLE
 from lightning_dist.elastic.leading import open_session
 from lightning_dist.elastic.leading.endpoints import Endpoint, parse
@@ -109,7 +110,18 @@ def _run_launch(arguments: argparse.Namespace) -> int:
 
     for name in (VARIABLE, FILE_VARIABLE):
         environ.pop(name, None)  # it is the agents'
-    return run_host(options, open_session=session, environ=environ)
+    check = None if arguments.no_health_check or not endpoints else _health_check(options)
+    return run_host(options, open_session=session, environ=environ, check=check, may_fork=True)
+
+
+def _health_check(options: LaunchOptions) -> Callable[[], str | None]:
+    folders = [folder for folder in (options.record, options.logs) if folder is not None]
+
+    def check() -> str | None:
+        health = checkup(folders=[*folders, Path.cwd()])
+        return None if health.is_fit else str(health)
+
+    return check
 
 
 def _num_ranks(given: int | None) -> int:

@@ -288,6 +288,8 @@ class Collectives:
 
     def alarm(self, waited_s: float) -> str | None:
         """Why who has waited for ``waited_s`` seconds should give up, or ``None``; to be asked each ``LOOK_UP_S``."""
+        if self.activity.released is not None:
+            return self.activity.released
         return self.testimony.alarm(waited_s) if self.testimony is not None else None
 
     def wait_watchfully(self, work: Work) -> None:
@@ -385,6 +387,8 @@ class Collectives:
             return self.own_failure(
                 CollectiveError(f"{self.where(self.rank)}: {what} failed: {type(error).__name__}: {text}")
             )
+        elif self.activity.released is not None:
+            kind, said = PeerLostError, "it was told to wait no longer"
         elif "timed out" in text.lower() or "timeout" in text.lower():
             kind, said = CollectiveTimeoutError, f"no answer within {self.timeout_s:g} s (sync.timeout_s)"
         else:

@@ -29,25 +29,65 @@ _LONGEST = 500  # characters of a statement
 _THREAD = "hierdist-testimony"
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
+Listener = Callable[[int, int, str], None]
+"""Takes how many operations a rank has begun, how many of its threads wait in one, and the newest in words."""
+
 
 class Activity:
-    """What a rank waits for, and what it last did; the seam keeps it, for the witness to tell."""
+    """What a rank waits for, what it last did, and whether it is to wait no longer; the seam keeps it.
+
+    The witness tells it to the other ranks, and who listens (see :meth:`tell`) to the agent of this host.
+    """
 
     def __init__(self) -> None:
         self._waits: dict[int, str] = {}  # by thread
         self._last: tuple[str, float] | None = None
         self._main = threading.get_ident()
+        self._lock = threading.RLock()  # a signal's handler may wait for others, too
+        self._begun = 0
+        self._waited_s = 0.0
+        self._waits_since_s = 0.0
+        self._listener: Listener | None = None
+        self._released: str | None = None
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Mark that this thread waits for other ranks inside the body."""
         thread = threading.get_ident()
-        self._waits[thread] = what
+        with self._lock:
+            if not self._waits:
+                self._waits_since_s = time.monotonic()
+            self._waits[thread] = what
+            self._begun += 1
+            self._say(what)
         try:
             yield
         finally:
-            self._waits.pop(thread, None)
-            self._last = (what, time.monotonic())
+            with self._lock:
+                now_s = time.monotonic()
+                if self._waits.pop(thread, None) is not None and not self._waits:
+                    self._waited_s += now_s - self._waits_since_s
+                self._last = (what, now_s)
+                self._say(what)
+
+    @property
+    def waited_s(self) -> float:
+        """For how long any of its threads has waited for other ranks so far, in seconds."""
+        with self._lock:
+            return self._waited_s + (time.monotonic() - self._waits_since_s if self._waits else 0.0)
+
+    @property
+    def released(self) -> str | None:
+        """Why this rank is to wait for no other any more; ``None``: it may."""
+        return self._released
+
+    def tell(self, listener: Listener | None) -> None:
+        """Call with each change from now on, in the thread that begins or ends to wait."""
+        self._listener = listener
+
+    def release(self, why: str) -> None:
+        """Let waits that look up end with an error that says why; the backend's own must be ended apart."""
+        self._released = why
 
     def describe(self) -> tuple[bool, str]:
         """Whether it waits for other ranks, and in words what it does."""
@@ -57,6 +97,10 @@ class Activity:
         last = self._last
         since = f"; its last operation, {last[0]}, ended {time.monotonic() - last[1]:.1f} s ago" if last else ""
         return False, f"is at {_position(self._main)}, in no operation between ranks{since}"
+
+    def _say(self, what: str) -> None:
+        if self._listener is not None:
+            self._listener(self._begun, len(self._waits), what)
 
 
 class Testimony:
@@ -99,10 +143,11 @@ class Testimony:
         self._is_own_fault = False
         self._posted: bool | None = None  # whether the store took it
         self._verdict: str | None = None
+        self._activity = activity or Activity()
         self._heard = _Heard()
         self._witness = threading.Thread(
             target=_witness,
-            args=(own_connection(store, 2 * grace_s), rank, activity or Activity(), self._heard),
+            args=(own_connection(store, 2 * grace_s), rank, self._activity, self._heard),
             name="hierdist-witness",
             daemon=True,
         )
@@ -128,6 +173,8 @@ class Testimony:
             statement: What this rank saw.
             where: Turns a rank into words.
         """
+        if self._activity.released is not None:  # whoever released it knows who began it, and will not wait
+            return self._activity.released
         with self._lock:
             if self._verdict is None:
                 self._verdict = self._judge(statement, where)

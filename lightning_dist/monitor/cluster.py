@@ -62,6 +62,7 @@ class ClusterWatch:
         checkpoint_event: Name of the span of a checkpoint's write in the background.
         writes_at_once: Whether checkpoints are written while training stands still.
         say: Takes a sentence for the user.
+        agent_timeouts: Hangs that the agent of this host has found, where this rank is to tell them.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ClusterWatch:
         checkpoint_event: str,
         writes_at_once: bool,
         say: Callable[[str], None],
+        agent_timeouts: Callable[[], int] | None = None,
     ) -> None:
         opened = open_sources(device, steps=steps, reads_host=header.local_rank == 0)
         unavailable = {**opened.unavailable, **header.unavailable}
@@ -108,6 +110,7 @@ class ClusterWatch:
                 say=say,
                 silent=self._write_silence,
                 steps=steps,
+                also=agent_timeouts,
             )
         self._sampler = Sampler(
             sources, [self._write, self._alarm, self._tell], interval_s=settings.interval_s, steps=steps, say=say

@@ -43,6 +43,7 @@ class Heartbeat:
         say: Takes a sentence for the user.
         silent: Takes the span in which a rank was silent, once it is back, or at the end.
         steps: How many steps there were by now.
+        also: Timeouts that somebody else has counted, which this rank is to tell; ``None``: another rank does.
     """
 
     metrics = (_METRIC,)
@@ -60,8 +61,10 @@ class Heartbeat:
         say: Callable[[str], None],
         silent: Callable[[Span], None],
         steps: Callable[[], int],
+        also: Callable[[], int] | None = None,
     ) -> None:
         self.timeouts = 0
+        self._also = also
         self._default = store
         self._rank = rank
         self._host = host
@@ -79,8 +82,10 @@ class Heartbeat:
         self._thread.start()
 
     def read(self, now_ns: int) -> list[Reading]:
-        """Timeouts so far; nothing on ranks that look at nobody."""
-        return [Reading(_METRIC, self.timeouts)] if self._watched else []
+        """Timeouts so far; nothing on ranks that look at nobody, and tell nobody's."""
+        if not self._watched and self._also is None:
+            return []
+        return [Reading(_METRIC, self.timeouts + (self._also() if self._also is not None else 0))]
 
     def close(self, *, wait_s: float = 2.0) -> None:
         """Say goodbye and end the thread. Safe to call twice."""

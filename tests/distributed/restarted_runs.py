@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_dist import AsyncShardedCheckpoint
+from lightning_dist.elastic.detect.board import FILE, Board
 from tests.distributed.lightning_runs import (
     OddModule,
     adamw,
@@ -103,10 +104,16 @@ class FirstStep(pl.Callback):
         self.step = trainer.global_step
 
 
+def prepare(start: Start) -> Start:
+    """What an agent does first: make its folder, and a board for up to four ranks."""
+    start.agent.mkdir(parents=True, mode=0o700)
+    Board.create(start.agent / FILE, 4).close()
+    return start
+
+
 @contextlib.contextmanager
 def started(start: Start) -> Iterator[None]:
     """Inside, the variables are those that an agent sets."""
-    start.agent.mkdir(exist_ok=True, mode=0o700)
     variables = {"HIERDIST_RUN": start.run, "HIERDIST_ROUND": str(start.round), "HIERDIST_AGENT": str(start.agent)}
     with patch.dict(os.environ, variables):
         yield

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_dist.checkpoint.keeper import client
-from tests.distributed.restarted_runs import MEMORY, STEPS, Start, fit
+from tests.distributed.restarted_runs import MEMORY, STEPS, Start, fit, prepare
 from tests.support.keepers import ending_keepers
 from tests.support.ranks import Died, RankPool
 
@@ -25,8 +25,7 @@ def run_killed(ranks: RankPool, start: Start, world_size: int = 2) -> None:
 
 
 def uninterrupted(ranks: RankPool, folder: Path, parallel: Any = "ddp") -> dict[str, torch.Tensor]:
-    folder.mkdir()
-    start = Start(folder, parallel=parallel, checkpoint=STORED)
+    start = prepare(Start(folder, parallel=parallel, checkpoint=STORED))
     return ranks.run(fit, world_size=2, args=(start,))[0][1]  # type: ignore[no-any-return]
 
 
@@ -40,7 +39,7 @@ def assert_same(got: list[Any], step: int, wanted: dict[str, torch.Tensor]) -> N
 @pytest.mark.parametrize("parallel", ["ddp", "zero2"])
 def test_from_a_snapshot_that_only_memory_has(ranks: RankPool, tmp_path: Path, parallel: str) -> None:
     start = Start(tmp_path / "run", killed_at=5, parallel=parallel, saves_every=3)
-    start.folder.mkdir()
+    prepare(start)
     with ending_keepers(start.checkpoints):
         run_killed(ranks, start)
         keeper = client.find(client.name_of(str(start.checkpoints)))
@@ -53,7 +52,7 @@ def test_from_a_snapshot_that_only_memory_has(ranks: RankPool, tmp_path: Path, p
 
 def test_from_storage_where_memory_is_gone_or_older(ranks: RankPool, tmp_path: Path) -> None:
     start = Start(tmp_path / "run", killed_at=4, saves_every=3, checkpoint={**MEMORY, "memory_every_n_steps": 2})
-    start.folder.mkdir()
+    prepare(start)
     with ending_keepers(start.checkpoints):
         run_killed(ranks, start)
         keeper = client.find(client.name_of(str(start.checkpoints)))
@@ -70,7 +69,7 @@ def test_from_storage_in_a_folder_that_the_script_does_not_name(
     """Lightning's logger counts versions: the second start's own folder would be another one."""
     start = Start(tmp_path / "run", killed_at=4, saves_every=2, checkpoint=checkpoint, names_folder=False)
     start = replace(start, others={"logger": True})
-    start.folder.mkdir()
+    prepare(start)
     run_killed(ranks, start)
     got = ranks.run(fit, world_size=2, args=(replace(start, round=2, killed_at=None),))
     assert_same(got, 4, uninterrupted(ranks, tmp_path / "whole"))
@@ -82,10 +81,10 @@ def test_from_storage_in_a_folder_that_the_script_does_not_name(
 @pytest.mark.parametrize("checkpoint", [STORED, "full"], ids=["sharded", "full"])
 def test_what_an_earlier_run_saved_there_is_left_alone(ranks: RankPool, tmp_path: Path, checkpoint: Any) -> None:
     start = Start(tmp_path / "run", saves_every=2, checkpoint=checkpoint, killed_at=5)
-    start.folder.mkdir()
+    prepare(start)
     run_killed(ranks, start)
     shutil.rmtree(start.agent)  # a run of the same script is another one
-    other = replace(start, run="b-run", killed_at=1)
+    other = prepare(replace(start, run="b-run", killed_at=1))
     run_killed(ranks, other)
     got = ranks.run(fit, world_size=2, args=(replace(other, round=2, killed_at=None),))
     assert_same(got, 0, uninterrupted(ranks, tmp_path / "whole"))
@@ -94,7 +93,7 @@ def test_what_an_earlier_run_saved_there_is_left_alone(ranks: RankPool, tmp_path
 def test_at_the_first_start_and_at_a_path_the_script_is_heeded(ranks: RankPool, tmp_path: Path) -> None:
     """Until the run has saved something itself; then it goes on from there."""
     earlier = Start(tmp_path / "run", saves_every=2, checkpoint=STORED, killed_at=3)
-    earlier.folder.mkdir()
+    prepare(earlier)
     run_killed(ranks, earlier)
     path = str(earlier.checkpoints / "step=2.ckpt")
     later = replace(earlier, run="b-run", ckpt_path=path, saves_every=3, killed_at=4)

@@ -12,7 +12,9 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tests.distributed.restarted_runs import MEMORY, Start, fit
+from lightning_dist.elastic.detect.board import FILE, Board
+from lightning_dist.elastic.detect.phases import Order
+from tests.distributed.restarted_runs import MEMORY, Start, fit, prepare
 from tests.distributed.test_going_on import STORED, assert_same, uninterrupted
 from tests.support.keepers import ending_keepers
 from tests.support.ranks import RankPool
@@ -53,7 +55,7 @@ def test_a_signal_on_one_rank_is_a_checkpoint_in_storage(
     ranks: RankPool, tmp_path: Path, world_size: int, number: int
 ) -> None:
     start = Start(tmp_path / "run", checkpoint=STORED)
-    start.folder.mkdir()
+    prepare(start)
     last, late = world_size - 1, int(world_size > 1)  # among several the vote is read one step later
     for said in ranks.run(stop, world_size=world_size, args=(start, Signals(last, 2, number))):
         assert f"SIGTERM received by rank {last}" in said
@@ -70,7 +72,7 @@ def test_a_signal_on_one_rank_is_a_checkpoint_in_storage(
 @pytest.mark.parametrize("checkpoint", [MEMORY, "full"], ids=["replica", "full"])
 def test_it_is_saved_as_others_are(ranks: RankPool, tmp_path: Path, checkpoint: Any) -> None:
     start = Start(tmp_path / "run", checkpoint=checkpoint)
-    start.folder.mkdir()
+    prepare(start)
     with ending_keepers(start.checkpoints):
         ranks.run(stop, world_size=2, args=(start, Signals(1, 2)))
         assert interrupted(start) == 4
@@ -80,9 +82,8 @@ def test_it_is_saved_as_others_are(ranks: RankPool, tmp_path: Path, checkpoint: 
 
 def test_gradients_that_are_being_accumulated_are_not_lost(ranks: RankPool, tmp_path: Path) -> None:
     start = Start(tmp_path / "run", checkpoint=STORED, others={"accumulate_grad_batches": 3})
-    start.folder.mkdir()
-    (tmp_path / "whole").mkdir()
-    whole = ranks.run(fit, world_size=2, args=(replace(start, folder=tmp_path / "whole"),))[0][1]
+    prepare(start)
+    whole = ranks.run(fit, world_size=2, args=(prepare(replace(start, folder=tmp_path / "whole")),))[0][1]
     ranks.run(stop, world_size=2, args=(start, SignalsInBatch(1, batch=4)))
     assert interrupted(start) == 2
     assert_same(ranks.run(fit, world_size=2, args=(replace(start, round=2),)), 2, whole)
@@ -99,3 +100,36 @@ class SignalsInBatch(Signals):
         if index == self._batch and trainer.global_rank == self._rank:
             self._batch = -1
             os.kill(os.getpid(), self._number)
+
+
+class Orders(pl.Callback):
+    """What an agent does: it orders all ranks of its host to save and stop, at some moment."""
+
+    def __init__(self, start: Start, step: int) -> None:
+        self._start = start
+        self._step = step
+
+    def on_before_zero_grad(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step != self._step or not trainer.is_global_zero:
+            return
+        board = Board.open(self._start.agent / FILE)
+        for index in range(trainer.world_size):
+            board.cell(index).order(Order.SNAPSHOT_AND_STOP, self._start.round)
+        board.close()
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_an_agents_order_is_obeyed_and_answered(ranks: RankPool, tmp_path: Path, in_memory: bool) -> None:
+    start = Start(tmp_path / "run", checkpoint={**MEMORY, "memory_every_n_steps": 100} if in_memory else STORED)
+    prepare(start)
+    with ending_keepers(start.checkpoints):
+        for said in ranks.run(stop, world_size=2, args=(start, Orders(start, 2))):
+            assert "asked to stop after step 4 by an agent" in said
+        there = os.listdir(start.checkpoints) if start.checkpoints.exists() else []
+        assert there == ([] if in_memory else ["interrupted-step=4.ckpt"])
+        board = Board.open(start.agent / FILE)
+        beats = [board.cell(index).read() for index in (0, 1)]
+        board.close()
+        assert [(beat.answered_step, beat.snapshot_step, beat.step) for beat in beats if beat] == [(4, 4, 4)] * 2
+        got = ranks.run(fit, world_size=2, args=(replace(start, round=2),))
+    assert_same(got, 4, uninterrupted(ranks, tmp_path / "whole"))

@@ -35,8 +35,10 @@ class AgentFolder:
         """Make an empty board, and forget what ranks of the last round have said."""
         for local_rank in range(self._num_ranks):
             words_file(self.path, local_rank).unlink(missing_ok=True)
-        self.board.close()
+        former = self.board
         self.board = Board.create(self.path / FILE, self._num_ranks)
+        self.board.count_timeouts(former.timeouts)
+        former.close()
         return self.board
 
     def close(self) -> None:

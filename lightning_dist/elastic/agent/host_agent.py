@@ -37,7 +37,7 @@ from lightning_dist.elastic.agent.looking import Lookout
 from lightning_dist.elastic.agent.orders import TURN_S, Orders
 from lightning_dist.elastic.agent.output import Output
 from lightning_dist.elastic.agent.rank_group import RELEASE_S, RankGroup
-from lightning_dist.elastic.agent.rendezvous import RoundBroken, RunEnded, SessionRendezvous
+from lightning_dist.elastic.agent.rendezvous import RunEnded, SessionRendezvous
 from lightning_dist.elastic.agent.start import Start
 from lightning_dist.elastic.agent.warm import TemplateLostError, WarmProcess
 from lightning_dist.elastic.detect.phases import Order
@@ -99,7 +99,11 @@ class HostAgent(SimpleElasticAgent):
     def __init__(self, parts: HostParts) -> None:
         self._parts = parts
         self._meeting = SessionRendezvous(
-            parts.session, host=parts.host, address=parts.address, next_order=self._order_or_leave
+            parts.session,
+            host=parts.host,
+            address=parts.address,
+            num_ranks=parts.num_ranks,
+            next_order=self._order_or_leave,
         )
         spec = WorkerSpec(
             role=_ROLE,
@@ -113,6 +117,7 @@ class HostAgent(SimpleElasticAgent):
         super().__init__(spec)
         self._memory_kills = MemoryKills()
         self._ranks: RankGroup | None = None
+        self._hung: set[int] = set()  # local ranks of this round that were found to hang
         self.end: End | None = None
         """How the run ended."""
 
@@ -122,12 +127,7 @@ class HostAgent(SimpleElasticAgent):
         session = self._parts.session
         try:
             while True:
-                session.ready(self._parts.num_ranks)
-                try:
-                    self._initialize_workers(self._worker_group)
-                except RoundBroken as broken:
-                    session.tell(RoundStopped(self._parts.host, broken.number))
-                    continue
+                self._initialize_workers(self._worker_group)
                 end = self._look_after_ranks()
                 if end is not None:
                     raise RunEnded(end)
@@ -166,6 +166,7 @@ class HostAgent(SimpleElasticAgent):
             began_ns=self._meeting.heard_ns,
         )
         self._memory_kills.grew()
+        self._hung = set()
         pids: dict[int, int] = {}
         try:
             for worker in worker_group.workers:
@@ -184,12 +185,10 @@ class HostAgent(SimpleElasticAgent):
         return RunResult(WorkerState.FAILED if failed else WorkerState.SUCCEEDED)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        if self._ranks is not None:
-            self._ranks.end()
+        self._end_at_once("the agent restarts its ranks")
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        if self._ranks is not None:
-            self._ranks.end()
+        self._end_at_once("the agent ends")
         self._meeting.shutdown()
 
     # -- our own ------------------------------------------------------------------------------------------------------
@@ -253,16 +252,28 @@ class HostAgent(SimpleElasticAgent):
                 if time.monotonic() > leave_s:
                     return self._stop(Stop(self._round.number, parts.orders.leaving.reason))
 
-    def _tell_news(self) -> list[WorkerFailed]:
-        """Tell the leader what there is to tell; the failures among it."""
+    def _tell_news(self, *, stopping: bool = False) -> list[WorkerFailed]:
+        """Tell the leader what there is to tell; the failures among it.
+
+        Args:
+            stopping: Ranks were asked to stop: that they have is no news.
+        """
         ranks = self._ranks
         assert ranks is not None
         exits = ranks.collect()
         events = self._parts.lookout.look(time.monotonic(), now=bool(exits))
-        events += [failure for exit_ in exits if (failure := self._failure(exit_)) is not None]
+        failures = [failure for exit_ in exits if (failure := self._failure(exit_)) is not None]
+        events += [failure for failure in failures if not (stopping and self._has_stopped(failure))]
+        first = self._round.first_rank(self._parts.host)
         for event in events:
             self._tell(event)
+            if isinstance(event, WorkerFailed) and event.cause is Cause.HANG:
+                self._hung.add(event.rank - first)
         return [event for event in events if isinstance(event, WorkerFailed)]
+
+    def _has_stopped(self, failure: WorkerFailed) -> bool:
+        """Whether a rank did as it was asked, by the board or by SIGTERM."""
+        return failure.cause is Cause.PREEMPTED or failure.exit_code == -signal.SIGTERM
 
     def _failure(self, exit_: Exit) -> WorkerFailed | None:
         """What to tell of a rank that has ended; ``None``: it ended well.
@@ -295,7 +306,7 @@ class HostAgent(SimpleElasticAgent):
         ranks, host, number = self._ranks, self._parts.host, self._round.number
         assert ranks is not None
         end = self._stop_at_snapshot(stop) if stop.at_snapshot else None
-        ranks.end()
+        ranks.end(why=stop.reason, hung=self._hung)
         self._parts.lookout.look(time.monotonic(), now=True)
         self._worker_group.state = WorkerState.STOPPED
         if end is not None:
@@ -314,8 +325,8 @@ class HostAgent(SimpleElasticAgent):
         parts, ranks = self._parts, self._ranks
         assert ranks is not None
         heard = set(ranks.beats())
-        ranks.order(Order.SNAPSHOT_AND_STOP, [local_rank for local_rank in ranks.running if local_rank in heard])
-        ranks.send(signal.SIGTERM, [local_rank for local_rank in ranks.running if local_rank not in heard])
+        ranks.order(Order.SNAPSHOT_AND_STOP, [one for one in ranks.running if one in heard], why=stop.reason)
+        ranks.send(signal.SIGTERM, [one for one in ranks.running if one not in heard])
         deadline = time.monotonic() + (parts.lookout.options.save_s if heard else SNAPSHOT_S)
         while ranks.running and time.monotonic() < deadline:
             order = parts.orders.next(TURN_S, parts.template)
@@ -324,11 +335,7 @@ class HostAgent(SimpleElasticAgent):
                 return order
             if isinstance(order, Stop) and not order.at_snapshot:
                 return None
-            exits = ranks.collect()
-            events = parts.lookout.look(time.monotonic(), now=bool(exits))
-            for event in events:
-                self._tell(event)
-            if any(exit_.cause is not None for exit_ in exits) or any(isinstance(e, WorkerFailed) for e in events):
+            if self._tell_news(stopping=True):
                 return None
         return None
 
@@ -339,8 +346,11 @@ class HostAgent(SimpleElasticAgent):
             self._parts.say(f"ranks have {INTERRUPT_S:g} s to end (Ctrl-C once more: none)")
             self._ranks.send(signal.SIGINT)
             self._ranks.wait(INTERRUPT_S, until=self._parts.orders.is_hurried)
-        self._ranks.end(grace_s=0.0 if self._parts.orders.is_hurried() else RELEASE_S)
-        del end
+        self._ranks.end(why=end.reason, grace_s=0.0 if self._parts.orders.is_hurried() else RELEASE_S, hung=self._hung)
+
+    def _end_at_once(self, why: str) -> None:
+        if self._ranks is not None:
+            self._ranks.end(why=why, grace_s=0.0)
 
     def _result(self, end: End) -> RunResult:
         workers = self._worker_group.workers if self._ranks is not None else []

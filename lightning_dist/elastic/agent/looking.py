@@ -81,19 +81,21 @@ class Lookout:
         self._has_beats = self._has_beats or bool(beats)
         events: list[Event] = [*self._options_told(), *self._progress.look(beats)]
         if self._has_beats:
-            for hang in self._watch.look(sights, now_s):
-                sight = sights[hang.local_rank]
-                events.append(
-                    WorkerFailed(
-                        self._host,
-                        self._number,
-                        self._first_rank + hang.local_rank,
-                        Cause.HANG,
-                        hang.detail,
-                        is_consequence=sight.mark.waits > 0 and not sight.is_stopped,
-                        silent_s=hang.silent_s,
-                    )
+            hangs = self._watch.look(sights, now_s)
+            if hangs:
+                self._board.count_timeouts(len(hangs))
+            events += [
+                WorkerFailed(
+                    self._host,
+                    self._number,
+                    self._first_rank + hang.local_rank,
+                    Cause.HANG,
+                    hang.detail,
+                    is_consequence=hang.waits,
+                    silent_s=hang.silent_s,
                 )
+                for hang in hangs
+            ]
         if now_s - self._progress_s >= _PROGRESS_S:
             self._progress_s = now_s
             progress = progress_of(sights, host=self._host)

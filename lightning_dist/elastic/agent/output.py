@@ -46,7 +46,7 @@ def split_pieces(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 class Output:
-    """Copies what ranks print, in a thread of its own. To be used in a ``with`` statement.
+    """Copies what ranks print, in a thread of its own, from :meth:`open` to the end of a ``with`` statement.
 
     Args:
         with_prefix: Write the rank's name before each line.
@@ -73,8 +73,11 @@ class Output:
         self._thread = threading.Thread(target=self._copy, name="hierdist-output", daemon=True)
 
     def __enter__(self) -> Output:
-        self._thread.start()
         return self
+
+    def open(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

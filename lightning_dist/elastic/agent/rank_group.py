@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from lightning_dist.elastic.agent.warm import TemplateLostError, WarmProcess
 from lightning_dist.elastic.detect.board import Beat, Board
 from lightning_dist.elastic.detect.phases import Order
 
-RELEASE_S = 0.5
-"""How long ranks have to say their last words once they are to end, in seconds."""
+RELEASE_S = 1.0
+"""How long ranks have, at most, to say their last words once they are to end, in seconds."""
 _KILL_S = 30.0  # for the kernel to take a killed process apart, which may hold hundreds of gigabytes
 _POLL_S = 0.01
 
@@ -83,10 +83,10 @@ class RankGroup:
                 self.exits[local_rank] = found[-1]
         return found
 
-    def order(self, order: Order, local_ranks: Sequence[int] | None = None) -> None:
-        """Ask something of ranks, of all if none are named."""
-        for local_rank in self.running if local_ranks is None else local_ranks:
-            self._board.cell(local_rank).order(order, self._number)
+    def order(self, order: Order, local_ranks: Sequence[int], *, why: str) -> None:
+        """Ask something of ranks."""
+        for local_rank in local_ranks:
+            self._board.cell(local_rank).order(order, self._number, why)
 
     def send(self, number: int, local_ranks: Sequence[int] | None = None) -> None:
         """Send ranks a signal, to all if none are named; what they have started gets none."""
@@ -94,23 +94,27 @@ class RankGroup:
             with suppress(ProcessLookupError):
                 os.kill(self._pids[local_rank], number)
 
-    def end(self, *, grace_s: float = RELEASE_S, warning: int = signal.SIGTERM) -> None:
+    def end(self, *, why: str, grace_s: float = RELEASE_S, hung: Collection[int] = ()) -> None:
         """End all ranks: let them go, for a moment, then kill them.
 
-        Those that write on the board leave the collectives that they wait in, and say what these were. The others get
-        a signal, of which a script may have made something.
+        Those that write on the board leave the collectives that they wait in, and say what these were; once they have,
+        their moment is over. The others get SIGTERM, of which a script may have made something.
 
         Args:
+            why: For their last words.
             grace_s: The moment, in seconds.
-            warning: The signal.
+            hung: Local ranks that will not hear anything.
         """
         self.collect()
-        heard = self.beats()
-        self.order(Order.RELEASE, [local_rank for local_rank in self.running if local_rank in heard])
-        self.send(warning, [local_rank for local_rank in self.running if local_rank not in heard])
-        if not self.wait(grace_s):
+        heard = [local_rank for local_rank in self.running if local_rank in self.beats()]
+        self.order(Order.RELEASE, heard, why=why)
+        self.send(signal.SIGTERM, [local_rank for local_rank in self.running if local_rank not in heard])
+        if not self.wait(grace_s, until=lambda: all(self._has_spoken(one) or one in hung for one in self.running)):
             self._kill_groups()
             self.wait(_KILL_S)
+
+    def _has_spoken(self, local_rank: int) -> bool:
+        return words_file(self._folder, local_rank).exists()
 
     def wait(self, timeout_s: float, *, until: Callable[[], bool] = bool) -> bool:
         """Wait until all have ended, at most so many seconds, or until something else is so; whether they have."""

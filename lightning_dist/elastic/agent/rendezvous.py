@@ -1,8 +1,8 @@
 """Torch's rendezvous over a session: who trains together is the leader's decision, and comes as a round.
 
-The agent of the round's first host opens a store for the ranks, at an address of its own and a port that the kernel
-gives it, and tells the others through the store of the agents. So no rank has to win a port, and what an earlier round
-has left is never met.
+Each agent opens a store before it says that it is ready, at an address of its own and a port that the kernel gives it;
+that of the round's first host is where the ranks meet. So no rank has to win a port, what an earlier round has left is
+never met, and no agent asks another one anything, who might be dead by then.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from datetime import timedelta
 
-from torch.distributed import DistError, Store, TCPStore
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from lightning_dist.elastic.rounds import Round
 from lightning_dist.elastic.session import End, Session, Stop
 
-_MASTER_KEY = "hierdist/ranks_store"
-_STORE_S = 10.0  # to reach the agents' store, in seconds
 _POLL_S = 0.02
 
 
@@ -32,14 +29,6 @@ class RunEnded(Exception):  # it is no error
         self.end = end
 
 
-class RoundBroken(Exception):  # another round follows
-    """A round was over before its ranks were started."""
-
-    def __init__(self, number: int, reason: str) -> None:
-        super().__init__(reason)
-        self.number = number
-
-
 class SessionRendezvous(RendezvousHandler):
     """Waits for rounds.
 
@@ -47,24 +36,37 @@ class SessionRendezvous(RendezvousHandler):
         session: Leads to the leader.
         host: This host's name.
         address: Under which the others reach it.
+        num_ranks: How many ranks run here.
         next_order: An order, if there is one within so many seconds.
     """
 
     def __init__(
-        self, session: Session, *, host: str, address: str, next_order: Callable[[float], Stop | End | None]
+        self,
+        session: Session,
+        *,
+        host: str,
+        address: str,
+        num_ranks: int,
+        next_order: Callable[[float], Stop | End | None],
     ) -> None:
         self._session = session
         self._host = host
         self._address = address
+        self._num_ranks = num_ranks
         self._next_order = next_order
-        self._ranks_store: TCPStore | None = None
+        self._store: TCPStore | None = None
         self._is_closed = False
         self.round: Round | None = None
         """The newest."""
-        self.master = ("", 0)
-        """Address and port of its ranks' store."""
         self.heard_ns = 0
         """When it was heard of, on the host's monotonic clock."""
+
+    @property
+    def master(self) -> tuple[str, int]:
+        """Address and port at which the newest round's ranks meet."""
+        assert self.round is not None
+        first = self.round.seats[0]
+        return first.address, first.store_port
 
     def get_backend(self) -> str:
         """See torch."""
@@ -76,24 +78,17 @@ class SessionRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Wait for the next round that this host is in.
+        """Say that this host is ready, and wait for the next round that it is in.
 
         Raises:
             RunEnded: There is none any more.
-            RoundBroken: It was over before all its agents had met.
         """
+        self._store = open_store(self._address)
+        self._session.ready(self._num_ranks, self._store.port)
         found = self._wait_for_round()
         self.round, self.heard_ns = found, time.monotonic_ns()
         rank = [seat.host for seat in found.seats].index(self._host)
-        store = self._open_store(found)
-        if rank == 0:
-            self._ranks_store = open_store(self._address)
-            store.set(_MASTER_KEY, f"{self._address}|{self._ranks_store.port}")
-        while not self._check(store, found):
-            self._obey(self._next_order(_POLL_S), found)
-        address, _, port = store.get(_MASTER_KEY).decode().rpartition("|")
-        self.master = (address, int(port))
-        return RendezvousInfo(store, rank, len(found.seats), RendezvousStoreInfo(*self.master))
+        return RendezvousInfo(self._store, rank, len(found.seats), RendezvousStoreInfo(*self.master))
 
     def _wait_for_round(self) -> Round:
         while True:
@@ -105,25 +100,6 @@ class SessionRendezvous(RendezvousHandler):
                 raise RunEnded(found)
             if found is not None:
                 return found
-
-    def _open_store(self, found: Round) -> Store:
-        timeout = timedelta(seconds=_STORE_S)
-        try:
-            return TCPStore(found.store_address, found.store_port, is_master=False, timeout=timeout)
-        except (DistError, RuntimeError) as error:
-            raise RoundBroken(found.number, f"the agents' store is gone: {error}") from error
-
-    def _check(self, store: Store, found: Round) -> bool:
-        try:
-            return bool(store.check([_MASTER_KEY]))
-        except (DistError, RuntimeError) as error:
-            raise RoundBroken(found.number, f"the agents' store is gone: {error}") from error
-
-    def _obey(self, order: Stop | End | None, found: Round) -> None:
-        if isinstance(order, End):
-            raise RunEnded(order)
-        if isinstance(order, Stop) and order.number >= found.number:
-            raise RoundBroken(found.number, order.reason)
 
     def is_closed(self) -> bool:
         """See torch."""
@@ -142,8 +118,8 @@ class SessionRendezvous(RendezvousHandler):
         return "" if self.round is None else self.round.run
 
     def shutdown(self) -> bool:
-        """Close the ranks' store. Safe to call twice."""
-        self._ranks_store = None
+        """Close the store. Safe to call twice."""
+        self._store = None
         self._is_closed = True
         return True
 

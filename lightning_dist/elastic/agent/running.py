@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -24,7 +25,8 @@ def run_host(
     *,
     open_session: Callable[[Callable[[str], None]], Session],
     environ: Mapping[str, str],
-    check: Callable[[], str | None] = lambda: None,
+    check: Callable[[], str | None] | None = None,
+    may_fork: bool = False,
 ) -> int:
     """Run this host's ranks until the run is over. To be called in the main thread: signals are handled meanwhile.
 
@@ -32,7 +34,8 @@ def run_host(
         options: What was asked for.
         open_session: Makes the connection to whoever leads, given how to tell people something.
         environ: Variables that ranks inherit.
-        check: Says what is wrong with this host; ``None``: it is well.
+        check: Says what is wrong with this host, or ``None``: it is well.
+        may_fork: This process is the agent's alone; see :class:`~lightning_dist.elastic.agent.warm.WarmProcess`.
 
     Returns:
         The exit code: 0 when training is over, else the failing rank's, or 128 and the signal that ended this agent.
@@ -45,8 +48,9 @@ def run_host(
         sys.stderr.write(f"hierdist [{options.host}] {text}\n")
         sys.stderr.flush()
 
+    # A store's only thread asks for the name of each client: without an answering DNS, 5 s a time.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     with ExitStack() as parts:
-        signals = parts.enter_context(Signals())
         folder = parts.enter_context(AgentFolder(options.num_ranks))
         output = parts.enter_context(Output(with_prefix=options.with_prefix, logs=options.logs))
         template = parts.enter_context(
@@ -55,8 +59,11 @@ def run_host(
                 import_folder=options.program.import_folder,
                 preload=options.preload,
                 environment=template_environment(environ),
+                may_fork=may_fork,
             )
         )
+        signals = parts.enter_context(Signals())
+        output.open()
         session = open_session(say)
         parts.callback(session.leave, "its agent ends")
         orders = Orders(session, signals, host=options.host, say=say)
@@ -90,10 +97,14 @@ def run_host(
 
 
 def _prepare(
-    options: LaunchOptions, orders: Orders, template: WarmProcess, session: Session, check: Callable[[], str | None]
+    options: LaunchOptions,
+    orders: Orders,
+    template: WarmProcess,
+    session: Session,
+    check: Callable[[], str | None] | None,
 ) -> End | None:
     """Check the host while the template imports; how the run ends if it does so already."""
-    problem = check()
+    problem = None if check is None else check()
     if problem is not None:
         session.tell(HostUnhealthy(options.host, problem))
         return End(1, f"this host is not fit to train: {problem}")

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from lightning_dist.elastic.agent import worker
 from lightning_dist.elastic.agent.start import Start
@@ -142,6 +142,30 @@ def preload(modules: Sequence[str]) -> str | None:
         except Exception as error:  # it is the user's own code that runs here
             return f"{module} cannot be imported: {type(error).__name__}: {error}"
     return why_not_forkable()
+
+
+def run_forked(arguments: Sequence[str], *, parent: int) -> NoReturn:
+    """Become a template in a process that was forked from the agent, to its end; so does each rank forked of it.
+
+    Args:
+        arguments: See :func:`main`.
+        parent: The agent's process id.
+    """
+    code = 1
+    try:
+        os.setsid()
+        worker.die_with_parent(parent)
+        connection = int(arguments[0])
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.closerange(3, connection)
+        os.closerange(connection + 1, os.sysconf("SC_OPEN_MAX"))
+        if not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = arguments[2]
+        main(arguments)
+        code = 0
+    finally:
+        os._exit(code)  # the agent's own code must not go on here
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lightning_dist.elastic.agent.forked import Forked, Process
 from lightning_dist.elastic.agent.start import Start
-from lightning_dist.elastic.agent.template import CODE
+from lightning_dist.elastic.agent.template import CODE, run_forked, why_not_forkable
 from lightning_dist.errors import LaunchError
 from lightning_dist.parent_watch import bound_command
 
@@ -48,7 +49,13 @@ class WarmProcess:
         import_folder: Where Python looks for modules first.
         preload: Modules to import before the first rank is forked, besides torch, Lightning and this package.
         environment: The template's; ranks have their own, but what libraries read when they are loaded comes from it.
+        may_fork: This process is the agent's alone, and has imported what a template needs: fork it, if that can be.
         ready_s: How long imports may take, in seconds.
+
+    Note: two ways to start it.
+        An agent has torch and Lightning loaded as well, so that a template forked from it is there at once, and shares
+        its memory. That can be while it has one thread: at its start. One that has to be started later, because the
+        first was killed, or whose libraries would be loaded with other variables, runs a new Python.
     """
 
     def __init__(
@@ -58,12 +65,14 @@ class WarmProcess:
         import_folder: str,
         preload: Sequence[str] = (),
         environment: Mapping[str, str],
+        may_fork: bool = False,
         ready_s: float = 300.0,
     ) -> None:
+        self._may_fork = may_fork
         self._arguments = [str(folder), import_folder, *preload]
         self._environment = dict(environment)
         self._ready_s = ready_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._connection: socket.socket | None = None
         self.is_ready = False
         """Its imports are done."""
@@ -83,16 +92,9 @@ class WarmProcess:
         self.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            descriptor = theirs.fileno()
-            command = [sys.executable, "-c", CODE, str(descriptor), *self._arguments]
+            arguments = [str(theirs.fileno()), *self._arguments]
             try:
-                self._process = subprocess.Popen(
-                    bound_command(command),
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[descriptor],
-                    start_new_session=True,  # a terminal's Ctrl-C is for the agent
-                )
+                self._process = self._fork(arguments) if self._is_forkable() else self._execute(arguments)
             except BaseException:
                 ours.close()
                 raise
@@ -176,6 +178,29 @@ class WarmProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def _is_forkable(self) -> bool:
+        threads = "OMP_NUM_THREADS"
+        same = os.environ.get(threads) == self._environment.get(threads)
+        return self._may_fork and same and why_not_forkable() is None
+
+    def _fork(self, arguments: list[str]) -> Process:
+        parent = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pid = os.fork()
+        if pid == 0:
+            run_forked(arguments, parent=parent)
+        return Forked(pid)
+
+    def _execute(self, arguments: list[str]) -> Process:
+        return subprocess.Popen(
+            bound_command([sys.executable, "-c", CODE, *arguments]),
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[int(arguments[0])],
+            start_new_session=True,  # a terminal's Ctrl-C is for the agent
+        )
 
     def _note(self, message: dict[str, Any]) -> None:
         if message["event"] == "ready":

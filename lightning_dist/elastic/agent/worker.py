@@ -103,9 +103,12 @@ def _replace_process(start: Start) -> None:
 
 
 def _begin_anew() -> None:
-    """What a new interpreter has of its own: random numbers, and lines that are seen when they are printed."""
+    """What a new interpreter has of its own: its rank, random numbers, lines that are seen when printed."""
     bind_workers()
     random.seed()
+    lightning = sys.modules.get("lightning_utilities.core.rank_zero")
+    if lightning is not None:  # it reads the rank when it is imported; until a strategy says more, that counts
+        lightning.rank_zero_only.rank = int(os.environ.get("RANK", "0"))
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()

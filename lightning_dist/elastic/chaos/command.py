@@ -52,6 +52,10 @@ class LaunchedCommand:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
+    def is_process(self, process: Process) -> bool:
+        """Whether a process is the command's own."""
+        return self._process is not None and self._process.pid == process.pid
+
     def kill(self) -> None:
         """SIGKILL to the command alone."""
         self.send(signal.SIGKILL)

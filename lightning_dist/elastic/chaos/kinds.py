@@ -19,7 +19,7 @@ class Kind:
     """A kind of fault.
 
     Attributes:
-        summary: What happens.
+        summary: What happens. ``seconds`` is always how long it lasts; a command that it ended is started again then.
         by_rank: Done by the rank itself; else by the conductor of a host.
         options: Beyond ``rank`` and ``step`` -> default; :data:`REQUIRED`: there is none.
     """
@@ -53,7 +53,7 @@ KINDS: dict[str, Kind] = {
     "torn": Kind("a file of the newest checkpoint loses its second half", False, {
         **_ON_HOST, "place": "storage", "folder": None}),
     "keeper": Kind("the process that keeps checkpoints in memory gets SIGKILL", False, {**_ON_HOST, "folder": None}),
-    "store": Kind("the process that holds the ranks' rendezvous store gets SIGKILL", False),
+    "store": Kind("the process that holds the ranks' rendezvous store gets SIGKILL", False, {"seconds": None}),
 }  # fmt: skip
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {

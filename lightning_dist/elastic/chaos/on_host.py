@@ -197,6 +197,9 @@ def kill_store(host: Host, fault: Fault, asked: Asked) -> Done:
     if process is None:
         raise Refused(f"nobody that may be seen listens on port {port} of this host, {address}")
     text = f"{process.pid}: {command_of(process)}"
+    if host.command.is_process(process):
+        host.command.kill()
+        return Done(text, command_ended=True)
     process.send(signal.SIGKILL)
     return Done(text)
 

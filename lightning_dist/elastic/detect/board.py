@@ -24,15 +24,18 @@ from lightning_dist.errors import LaunchError
 AGENT_VARIABLE = "HIERDIST_AGENT"
 """Names the folder of this host's agent, in the environment of its ranks."""
 FILE = "board"
-_MAGIC = b"hierdist board 1"
+_MAGIC = b"hierdist board 2"
 _HEADER = struct.Struct("<16sI")
 _HEADER_BYTES = 64
+_TIMEOUTS = struct.Struct("<Q")
 # pid, round, step, phase, since, at, beats, snapshot step, answered step, step's seconds, own seconds,
 # started, joined, loaded, first step
 _BEAT = struct.Struct("<IIqIQQQqqddQQQQ")
 _WHAT_BYTES = 96
 _MARK = struct.Struct(f"<QIQ{_WHAT_BYTES}s")  # operations begun, threads that wait, since, what
-_ORDER = struct.Struct("<II")
+_WHY_BYTES = 240
+_ORDER = struct.Struct(f"<II{_WHY_BYTES}s")  # what, of which round, why
+_CELLS_AT = _HEADER_BYTES + 2 * slot_bytes(_TIMEOUTS)
 _CELL_BYTES = 2 * (slot_bytes(_BEAT) + slot_bytes(_MARK) + slot_bytes(_ORDER))
 
 
@@ -172,6 +175,16 @@ class Cell:
             self._beat = replace(self._own(), answered_step=step)
             self._put(self._beat)
 
+    def commit(self, step: int) -> None:
+        """Say that the snapshot of a step is committed; from any thread, so no sign of training's progress.
+
+        Args:
+            step: Which.
+        """
+        with self._lock:
+            self._beat = replace(self._own(), snapshot_step=step)
+            self._put(self._beat)
+
     def mark(self, *, begun: int, waits: int, what: str) -> None:
         """Say what this rank waits for.
 
@@ -188,16 +201,22 @@ class Cell:
         found = self._order_record.read()
         return (Order.NONE, 0) if found is None else (Order(found[0]), found[1])
 
+    def ordered_why(self) -> str:
+        """Why the agent wants it, in words; may be empty."""
+        found = self._order_record.read()
+        return "" if found is None else _text(found[2])
+
     # -- the agent's side ---------------------------------------------------------------------------------------------
 
-    def order(self, order: Order, round: int) -> None:  # noqa: A002  # the field's word
+    def order(self, order: Order, round: int, why: str = "") -> None:  # noqa: A002  # the field's word
         """Ask something of the rank.
 
         Args:
             order: What.
             round: Only a rank of this round is meant.
+            why: In words, for the rank's error; cut to 240 bytes.
         """
-        self._order_record.write(order, round)
+        self._order_record.write(order, round, why.encode()[:_WHY_BYTES])
 
     def read(self) -> Beat | None:
         """What the rank has said last; ``None``: nothing yet."""
@@ -212,7 +231,7 @@ class Cell:
         found = self._mark_record.read()
         if found is not None:
             begun, waits, since_ns, what = found
-            self._last_mark = Mark(begun, waits, since_ns, what.rstrip(b"\0").decode(errors="replace"))
+            self._last_mark = Mark(begun, waits, since_ns, _text(what))
         return self._last_mark
 
     # -- both ---------------------------------------------------------------------------------------------------------
@@ -249,7 +268,8 @@ class Board:
         self.path = path
         self.num_cells = num_cells
         self._memory = memory
-        self._cells = [Cell(memory, _HEADER_BYTES + index * _CELL_BYTES) for index in range(num_cells)]
+        self._timeouts = Record(memory, _HEADER_BYTES, _TIMEOUTS)
+        self._cells = [Cell(memory, _CELLS_AT + index * _CELL_BYTES) for index in range(num_cells)]
 
     @classmethod
     def create(cls, path: Path, num_cells: int) -> Board:
@@ -259,7 +279,7 @@ class Board:
             path: Its file, which only this user may read.
             num_cells: One for each local rank.
         """
-        size = _HEADER_BYTES + num_cells * _CELL_BYTES
+        size = _CELLS_AT + num_cells * _CELL_BYTES
         fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -292,7 +312,7 @@ class Board:
             size = os.fstat(descriptor).st_size
             header = os.pread(descriptor, _HEADER.size, 0)
             magic, num_cells = _HEADER.unpack(header) if len(header) == _HEADER.size else (b"", 0)
-            if magic != _MAGIC or size != _HEADER_BYTES + num_cells * _CELL_BYTES:
+            if magic != _MAGIC or size != _CELLS_AT + num_cells * _CELL_BYTES:
                 raise LaunchError(
                     f"{path} is no board of this version of lightning_dist: agent and ranks must use the same one"
                 )
@@ -312,9 +332,23 @@ class Board:
             )
         return self._cells[local_rank]
 
+    @property
+    def timeouts(self) -> int:
+        """How many hangs of this host's ranks the agent has found since it began; ranks count them in their record."""
+        found = self._timeouts.read()
+        return 0 if found is None else int(found[0])
+
+    def count_timeouts(self, found: int) -> None:
+        """Add to :attr:`timeouts`; only the agent does."""
+        self._timeouts.write(self.timeouts + found)
+
     def close(self) -> None:
         """Let go of the memory; its cells cannot be used any more. Safe to call twice."""
         self._memory.close()
+
+
+def _text(packed: bytes) -> str:
+    return packed.rstrip(b"\0").decode(errors="replace")
 
 
 def _reached(beat: Beat, phase: Phase, now_ns: int) -> dict[str, int]:

@@ -4,7 +4,8 @@ Note: two slots and a checksum.
     The writer fills the slot that does not hold the newest value, under the next number. A reader takes the slot with
     the higher number whose checksum holds. So no reader waits for a writer, a writer that is killed or stopped in the
     middle of it leaves the value before, and nothing rests on the order in which another core sees what was written.
-    A reader that was overtaken by two writes finds neither slot whole, and looks again.
+    A reader that was overtaken by two writes finds neither slot whole, or only a value that is older than one it has
+    seen, and looks again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Record:
         slot_size = slot_bytes(fields)
         self._offsets = (offset, offset + slot_size)
         self._number: int | None = None
+        self._seen = 0
 
     def write(self, *values: Any) -> None:
         """Replace the value."""
@@ -49,8 +51,9 @@ class Record:
         """The newest value; ``None``: nothing was written, or it changes faster than it can be read."""
         for _ in range(_LOOKS):
             whole = self._whole()
-            if whole:
-                return self._fields.unpack_from(max(whole)[1], _HEAD.size)
+            if whole and max(whole)[0] >= self._seen:
+                self._seen, packed = max(whole)
+                return self._fields.unpack_from(packed, _HEAD.size)
             if not any(self._number_in(start) for start in self._offsets):
                 return None
         return None

@@ -50,12 +50,14 @@ class Hang:
         silent_s: For how long nothing was seen of it, in seconds.
         deadline_s: How long it may take, in seconds.
         detail: In words: the phase, the deadline and what it does.
+        waits: Whether it waits for other ranks, so that it may be one of them that hangs.
     """
 
     local_rank: int
     silent_s: float
     deadline_s: float
     detail: str
+    waits: bool = False
 
 
 @dataclass
@@ -123,7 +125,7 @@ class Watch:
         silent_s = seen.starting_s if is_starting else seen.silent_s
         if silent_s > deadline_s and not seen.is_named:
             seen.is_named = True
-            yield Hang(local_rank, silent_s, deadline_s, _in_words(sight, silent_s, deadline_s))
+            yield Hang(local_rank, silent_s, deadline_s, _in_words(sight, silent_s, deadline_s), _waits(sight))
 
     def _deadline_s(self, sight: Sight) -> float:
         phase = Phase.STARTING if sight.beat is None else sight.beat.phase

@@ -20,6 +20,7 @@ class HealthLimits:
         disk_bytes_per_s: So written, at least.
         link_timeout_s: A peer must answer within so many seconds.
         link_latency_s: Half a round trip, the median of several, at most.
+        link_lost_share: Of several connections to a peer, at most so many may have lost packets while they were opened.
         compute_s: Seconds spent on products, over all cores that the host may use.
         slow_factor: A host whose cores or GPUs compute so many times slower than they have, or than those of the
             other hosts in the median, is not fit.
@@ -33,6 +34,7 @@ class HealthLimits:
     disk_bytes_per_s: float = 500e3
     link_timeout_s: float = 3.0
     link_latency_s: float = 0.25
+    link_lost_share: float = 0.2
     compute_s: float = 0.3
     slow_factor: float = 5.0
 
@@ -40,6 +42,7 @@ class HealthLimits:
         check_range("health.deadline_s", self.deadline_s, low=0.01, unit="seconds")
         check_range("health.link_timeout_s", self.link_timeout_s, low=0.01, unit="seconds")
         check_range("health.compute_s", self.compute_s, low=0.01, unit="seconds")
+        check_range("health.link_lost_share", self.link_lost_share, low=0, high=1, unit="of the connections")
         check_range("health.slow_factor", self.slow_factor, low=1.1, unit="times")
         for name in (
             "memory_free_bytes",

@@ -112,8 +112,10 @@ def test_a_beat_in_the_same_phase_does_not_begin_it_anew(cell: Cell) -> None:
 def test_marks_and_orders_have_their_own_place(cell: Cell) -> None:
     cell.begin(round=2)
     cell.mark(begun=4, waits=1, what="all_reduce on 'cross'" + "é" * 100)
-    cell.order(Order.RELEASE, 2)
+    assert cell.ordered_why() == ""
+    cell.order(Order.RELEASE, 2, "rank 3 (host b) hangs")
     assert cell.ordered() == (Order.RELEASE, 2)
+    assert cell.ordered_why() == "rank 3 (host b) hangs"
     mark = cell.read_mark()
     assert (mark.begun, mark.waits) == (4, 1)
     assert mark.what.startswith("all_reduce on 'cross'é")
@@ -162,6 +164,15 @@ def test_a_new_board_is_not_written_by_ranks_of_the_old_one(board: Board) -> Non
     assert fresh.cell(0).read() is None
     old.close()
     fresh.close()
+
+
+def test_hangs_are_counted_for_the_ranks(board: Board) -> None:
+    opened = Board.open(board.path)
+    assert opened.timeouts == 0
+    board.count_timeouts(2)
+    board.count_timeouts(1)
+    assert opened.timeouts == 3
+    opened.close()
 
 
 def test_a_rank_writes_after_it_began(board: Board) -> None:
@@ -238,7 +249,7 @@ def _check_whole(beat: Beat, mark: Mark) -> None:
 def _one_of_two(context: RankContext, path: str) -> object:
     if context.rank == 0:
         return _write_for_ever(context, path)
-    return _read(context, path, 20_000)
+    return _read(context, path, 3_000)
 
 
 def test_another_process_never_reads_a_torn_value(ranks: RankPool, board: Board) -> None:

@@ -126,3 +126,14 @@ def test_the_agenda_acts_in_order_and_once() -> None:
     agenda.run(2.0)
     agenda.run(3.0)
     assert done == ["a", "then", "b", "c"]
+
+
+def test_the_page_names_all_kinds_and_their_options_and_its_plan_is_one() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "chaos.md").read_text()
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert set(rows) == set(KINDS)
+    for name, kind in KINDS.items():
+        assert all(f"`{option}`" in rows[name] for option in kind.options if option != "host"), name
+        has_host = "host" in kind.options
+        assert has_host == (f"`{name}`" not in page.partition("for all but")[2].partition("`hierdist chaos")[0]), name
+    assert len(parse(page.partition("```yaml")[2].partition("```")[0]).faults) == 3

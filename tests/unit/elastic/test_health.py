@@ -15,6 +15,7 @@ from lightning_dist.elastic.health.checkup import checkup
 from lightning_dist.elastic.health.compute import check_compute
 from lightning_dist.elastic.health.findings import beside_earlier, beside_others, best_of
 from lightning_dist.elastic.health.limits import HealthLimits
+from lightning_dist.elastic.health.link import judged
 from lightning_dist.elastic.health.memory import available_bytes, check_memory
 from lightning_dist.elastic.health.request import Peer, Request
 from lightning_dist.errors import ConfigError
@@ -78,6 +79,15 @@ def test_a_program_that_does_not_start_is_a_finding(monkeypatch: pytest.MonkeyPa
     health = checkup(limits=PATIENT)
     assert [finding.check for finding in health.findings] == ["start"]
     assert not health.is_fit
+
+
+def test_a_way_is_judged_by_how_long_connections_took() -> None:
+    limits = HealthLimits(link_latency_s=0.1, link_lost_share=0.2)
+    assert judged([0.02] * 8 + [1.03] * 2, limits) == []
+    (lossy,) = judged([0.02] * 7 + [1.03, 3.1, 1.03], limits)
+    assert "3 of 10 connections had to be asked for again, at most 20% are allowed" in lossy
+    (late,) = judged([0.3] * 10, limits)
+    assert late == "answers after 0.150 s, at most 0.1 s are allowed"
 
 
 def test_a_core_that_computes_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

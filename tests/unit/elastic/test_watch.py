@@ -176,6 +176,7 @@ def test_ranks_that_wait_for_another_host_are_left_as_long_as_that_may_take() ->
     hangs = ranks.pass_s(1)
     assert names(hangs) == [0, 1]
     assert "is in all_reduce on 'cross'" in hangs[0].detail
+    assert [hang.waits for hang in hangs] == [True, True]
 
 
 def test_a_process_that_is_stopped_in_a_collective_is_the_one_that_hangs() -> None:
@@ -183,7 +184,7 @@ def test_a_process_that_is_stopped_in_a_collective_is_the_one_that_hangs() -> No
     ranks.wait_in("all_reduce on 'cross'", 0, 1)
     ranks.sights[1] = replace(ranks.sights[1], is_stopped=True)
     (hang,) = ranks.pass_s(31)
-    assert hang.local_rank == 1
+    assert (hang.local_rank, hang.waits) == (1, False)
     assert "its process is stopped; was in all_reduce on 'cross'" in hang.detail
 
 

@@ -1,0 +1,201 @@
+"""What becomes of batch and learning rate where training goes on with another number of ranks.
+
+What the user has asked for is meant for the size at which the run began. That size is in each checkpoint, so every
+later start compares itself with it, and a run that has its first size again is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch.optim import Optimizer
+
+from lightning_dist.config.checks import check_choice
+from lightning_dist.config.elastic import RATES
+from lightning_dist.data_module import ShardedDataModule
+from lightning_dist.elastic.policy.resize import Batch, Resized, resize
+from lightning_dist.errors import ConfigError
+
+_REFERENCE, _SAVED = "reference", "saved"
+_COUNTED_IN_BATCHES = ("val_check_interval", "limit_train_batches")  # of the Trainer, where they are whole numbers
+
+
+class _AtReference(pl.Callback):
+    """Knows the batch of the run's first size, and what the present size makes of it."""
+
+    def __init__(self) -> None:
+        self._reference: Batch | None = None
+        self._present: Batch | None = None
+        self._saved: Batch | None = None  # what the checkpoint's counts of batches mean, until they are counted anew
+        self.resized: Resized | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batch of the first size, and of the present one."""
+        if self._reference is None or self._present is None:
+            return {}
+        return {_REFERENCE: asdict(self._reference), _SAVED: asdict(self._present)}
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Compare the present size with the first one; before optimizers and loaders are made."""
+        state = checkpoint.get("callbacks", {}).get(self.state_key, {})
+        if trainer.state.fn != "fit" or _REFERENCE not in state:
+            return
+        self._reference, self._saved = _batch_of(state[_REFERENCE]), _batch_of(state[_SAVED])
+        self.resized = self.resize(trainer, self._reference)
+        if self.resized.batch != self._reference:
+            rank_zero_info(f"hierdist: {self.resized.sentence}")
+        self.apply(trainer, self.resized)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Where nothing has said what the first size is, it is this one. Batches that are done count in this size."""
+        self._present = _present(trainer)
+        if self._reference is None:
+            self._reference = self._present
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            _count_anew(trainer, saved.ranks * saved.micro_batch / (self._present.ranks * self._present.micro_batch))
+
+    def resize(self, trainer: pl.Trainer, reference: Batch) -> Resized:
+        """What the present size makes of the batch."""
+        raise NotImplementedError
+
+    def apply(self, trainer: pl.Trainer, resized: Resized) -> None:
+        """Let it be so."""
+
+
+class ScaledRate(_AtReference):
+    """Keeps the batch of a rank at another number of ranks, and lets the learning rate follow the global batch.
+
+    The rate is multiplied inside the optimizer's step only: schedulers, checkpoints and loggers go on with the rate of
+    the first size, and any scheduler works. :class:`~lightning_dist.strategy.HierDistStrategy` adds it by itself for
+    ``elastic.batch=per_rank``; with other strategies, add it to the Trainer.
+
+    Args:
+        rate: ``linear`` (Goyal et al. 2017, arXiv:1706.02677), ``sqrt`` (Krizhevsky 2014, arXiv:1404.5997) or ``none``.
+
+    Attributes:
+        resized: The present size beside the first one; ``None`` before a checkpoint was loaded.
+    """
+
+    def __init__(self, rate: str = "linear") -> None:
+        check_choice("rate", rate, RATES)
+        super().__init__()
+        self._rate = rate
+        self._hooks: list[Any] = []
+
+    @property
+    def factor(self) -> float:
+        """What the learning rate is multiplied by."""
+        return 1.0 if self.resized is None else self.resized.rate_factor
+
+    def resize(self, trainer: pl.Trainer, reference: Batch) -> Resized:
+        """The same batch of a rank, and another learning rate."""
+        return resize(reference, _present(trainer).ranks, mode="per_rank", rate=self._rate)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Put the factor into the optimizers' steps."""
+        super().on_train_start(trainer, pl_module)
+        self._release()
+        if self.factor != 1:
+            for optimizer in trainer.optimizers:
+                self._watch(optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take it out again."""
+        self._release()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Likewise."""
+        self._release()
+
+    def _watch(self, optimizer: Optimizer) -> None:
+        rates: list[Any] = []
+
+        def scale(*_: Any) -> None:
+            rates[:] = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * self.factor
+
+        def restore(*_: Any) -> None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+        self._hooks += [optimizer.register_step_pre_hook(scale), optimizer.register_step_post_hook(restore)]
+
+    def _release(self) -> None:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+
+
+class KeptBatch(_AtReference):
+    """Keeps the global batch at another number of ranks: by accumulation, and by smaller batches of ranks if need be.
+
+    Args:
+        is_cut: Whether a rank's batch is cut into parts by something else, and so has to keep its size.
+    """
+
+    def __init__(self, *, is_cut: bool = False) -> None:
+        super().__init__()
+        self._is_cut = is_cut
+
+    def resize(self, trainer: pl.Trainer, reference: Batch) -> Resized:
+        """The same global batch."""
+        is_fixed = self._is_cut or not isinstance(_datamodule(trainer), ShardedDataModule)
+        return resize(reference, _present(trainer).ranks, mode="keep", fixed_micro_batch=is_fixed)
+
+    def apply(self, trainer: pl.Trainer, resized: Resized) -> None:
+        """Before optimizers and loaders are made."""
+        old, new = resized.reference, resized.batch
+        if any(isinstance(each, GradientAccumulationScheduler) for each in trainer.callbacks):  # type: ignore[attr-defined]
+            rank_zero_warn(
+                "GradientAccumulationScheduler says how often gradients are accumulated, so the global batch is not "
+                "kept; write elastic.batch=per_rank"
+            )
+            return
+        trainer.accumulate_grad_batches = new.accumulation
+        data = _datamodule(trainer)
+        if isinstance(data, ShardedDataModule):
+            data.batch_size = new.micro_batch
+        ratio = old.ranks * old.micro_batch / (new.ranks * new.micro_batch)
+        for name in _COUNTED_IN_BATCHES:
+            count = getattr(trainer, name)
+            if count and isinstance(count, int) and not isinstance(count, bool):
+                setattr(trainer, name, max(1, round(count * ratio)))
+
+
+def _present(trainer: pl.Trainer) -> Batch:
+    """Where nothing says how many samples a batch has, it counts as one."""
+    part = trainer.distributed_sampler_kwargs
+    data = _datamodule(trainer)
+    size = data.batch_size if isinstance(data, ShardedDataModule) else 1
+    return Batch(part["num_replicas"] if part else 1, size, trainer.accumulate_grad_batches)
+
+
+def _count_anew(trainer: pl.Trainer, ratio: float) -> None:
+    """Count batches that are done, in this epoch and in all, as if each had had the present size."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    if ratio == 1:
+        return
+    for counted in (progress.total, progress.current):
+        moved = round(counted.ready * ratio) - counted.ready
+        for name in ("ready", "started", "processed", "completed"):  # a batch under way stays one batch under way
+            setattr(counted, name, getattr(counted, name) + moved)
+
+
+def _datamodule(trainer: pl.Trainer) -> Any:
+    return trainer.datamodule  # type: ignore[attr-defined]  # set by its data connector
+
+
+def _batch_of(state: Any) -> Batch:
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"the checkpoint's reference batch is none: {state!r}")
+    return Batch(**{name: int(state[name]) for name in ("ranks", "micro_batch", "accumulation")})

@@ -1,0 +1,219 @@
+"""A run that goes on with another number of ranks: its batch, its samples, its learning rate and its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_dist import AsyncShardedCheckpoint, DataConfig, ShardedDataModule
+from tests.distributed.lightning_runs import adamw, odd_model, strategy_of, trainer_on_pool
+from tests.distributed.restarted_runs import MEMORY, KilledAt, Start, prepare, started
+from tests.support.keepers import ending_keepers
+from tests.support.numbered import Ids, ids_of
+from tests.support.ranks import Died, RankPool
+from tests.support.sweeps import sampled
+from tests.support.tasks import RankContext
+
+SAMPLES, STEPS, EPOCH = 48, 12, 6  # steps of 8 samples
+
+
+class OfIds(pl.LightningModule):
+    """What a sample is follows from its number; notes which were trained on in which step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = odd_model()
+        self.trained: list[tuple[int, int]] = []
+        self.rates: list[float] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        ids = ids_of(batch)
+        self.trained += [(self.trainer.global_step, each) for each in ids]
+        both = torch.stack([torch.randn(10, generator=torch.Generator().manual_seed(each)) for each in ids])
+        return torch.nn.functional.mse_loss(self.net(both[:, :7]), both[:, 7:])
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        assert not self.training
+
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = adamw(list(self.parameters()))
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a rank has after a fit."""
+
+    first: int
+    accumulation: int
+    batch: int
+    trained: list[tuple[int, int]]
+    weights: dict[str, torch.Tensor]
+    validated_at: list[int]
+
+
+class Notes(pl.Callback):
+    """Where training begins, and where it is validated."""
+
+    def __init__(self) -> None:
+        self.first = -1
+        self.validated_at: list[int] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.first = trainer.global_step
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.validated_at.append(trainer.global_step)
+
+
+def fit(context: RankContext, start: Start, elastic: dict[str, Any], batch_size: int, accumulation: int = 1) -> Ended:
+    with started(start):
+        notes = Notes()
+        config = DataConfig(batch_size=batch_size, lanes=12, shuffle_block=4)
+        data = ShardedDataModule(Ids(SAMPLES), val=Ids(12), config=config)
+        trainer = trainer_on_pool(
+            context,
+            strategy_of(parallel=start.parallel, checkpoint=start.checkpoint, elastic={"mode": "degrade", **elastic}),
+            callbacks=[
+                AsyncShardedCheckpoint(start.checkpoints, every_n_train_steps=100),
+                notes,
+                KilledAt(start.killed_at),
+            ],
+            enable_checkpointing=True,
+            default_root_dir=start.folder,
+            max_epochs=-1,
+            max_steps=STEPS,
+            val_check_interval=4 * accumulation,
+            check_val_every_n_epoch=None,
+            limit_val_batches=1,
+            accumulate_grad_batches=accumulation,
+        )
+        module = OfIds()
+        trainer.fit(module, data)
+        weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        return Ended(
+            notes.first, trainer.accumulate_grad_batches, data.batch_size, module.trained, weights, notes.validated_at
+        )
+
+
+RESIZES: dict[str, tuple[Any, ...]] = {  # mode, ranks, batch and passes; then ranks, batch and passes
+    "ddp, 2 to 1": ("ddp", (2, 4, 1), (1, 4, 2)),
+    "zero2, 2 to 1": ("zero2", (2, 4, 1), (1, 4, 2)),
+    "zero3, 2 to 1": ("zero3", (2, 4, 1), (1, 4, 2)),
+    "ddp, 1 to 2": ("ddp", (1, 4, 2), (2, 4, 1)),
+    "zero2, 4 to 3": ("zero2", (4, 3, 1), (3, 2, 2)),
+    "zero3, 4 to 2": ("zero3", (4, 2, 1), (2, 2, 2)),
+    "the same, zero3": ("zero3", (2, 4, 1), (2, 4, 1)),
+    "the same, ddp": ("ddp", (2, 4, 1), (2, 4, 1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "first", "then"),
+    sampled(RESIZES, always=["ddp, 2 to 1", "zero2, 2 to 1", "zero3, 2 to 1", "the same, ddp", "zero2, 4 to 3"]),
+)
+def test_the_global_batch_stays_and_so_do_the_numbers(
+    ranks: RankPool, tmp_path: Path, parallel: str, first: tuple[int, int, int], then: tuple[int, int, int]
+) -> None:
+    """Sums of gradients are rounded in another order, so weights differ by that; at the same size by nothing."""
+    start = Start(tmp_path / "run", parallel=parallel, checkpoint=MEMORY)
+    whole = replace(start, folder=tmp_path / "whole", checkpoint="full")
+    prepare(start)
+    prepare(whole)
+    size = first[0] * first[1] * first[2]
+    steps_an_epoch = SAMPLES // size
+    killed_at = steps_an_epoch - 1
+    kept = killed_at - killed_at % 2
+    expected = ranks.run(fit, world_size=first[0], args=(whole, {}, first[1], first[2]))
+    with ending_keepers(start.checkpoints):
+        args = (replace(start, killed_at=killed_at), {}, first[1], first[2])
+        died = ranks.run(fit, world_size=first[0], args=args, may_die=range(first[0]))
+        assert {type(each) for each in died} == {Died}
+        got = ranks.run(fit, world_size=then[0], args=(replace(start, round=2), {}, first[1], first[2]))
+    for ended in got:
+        assert (ended.first, ended.batch, ended.accumulation) == (kept, then[1], then[2])
+        for name, value in expected[0].weights.items():
+            error = (ended.weights[name] - value).abs().max()
+            assert error <= (0 if first == then else 1e-6), f"{name} by {error:.2g}"
+    assert by_step(got) == {step: ids for step, ids in by_step(expected).items() if step >= kept}
+    assert expected[0].validated_at
+    assert got[0].validated_at == [step for step in expected[0].validated_at if step > kept]
+
+
+def by_step(ended: list[Ended]) -> dict[int, list[int]]:
+    """The samples of each step, of all ranks."""
+    found: dict[int, list[int]] = {}
+    for each in ended:
+        for step, number in each.trained:
+            found.setdefault(step, []).append(number)
+    return {step: sorted(ids) for step, ids in sorted(found.items())}
+
+
+# -- per_rank ----------------------------------------------------------------------------------------------------------
+
+
+class Rates(pl.Callback):
+    """The learning rate of each step as the optimizer has it, and as everybody else sees it."""
+
+    def __init__(self) -> None:
+        self.used: list[float] = []
+        self.seen: list[float] = []
+        self._is_watching = False
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Once all hooks on the optimizer are there that come before it."""
+        if not self._is_watching:
+            self._is_watching = True
+            trainer.optimizers[0].register_step_pre_hook(self._note)
+
+    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.used.append(optimizer.param_groups[0]["lr"])
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def fit_per_rank(context: RankContext, start: Start, rate: str) -> tuple[list[float], list[float], list[int]]:
+    """The rates, and the samples of each step."""
+    with started(start):
+        rates = Rates()
+        elastic = {"mode": "degrade", "batch": "per_rank", "rate": rate}
+        trainer = trainer_on_pool(
+            context,
+            strategy_of(checkpoint=start.checkpoint, elastic=elastic),
+            callbacks=[
+                AsyncShardedCheckpoint(start.checkpoints, every_n_train_steps=100),
+                rates,
+                KilledAt(start.killed_at),
+            ],
+            enable_checkpointing=True,
+            default_root_dir=start.folder,
+            max_epochs=2,
+        )
+        module = OfIds()
+        trainer.fit(module, ShardedDataModule(Ids(SAMPLES), config=DataConfig(batch_size=4, lanes=12, shuffle_block=4)))
+        return rates.used, rates.seen, [each for _, each in module.trained]
+
+
+@pytest.mark.parametrize(("rate", "factor"), [("linear", 0.5), ("sqrt", 0.5**0.5), ("none", 1.0)])
+def test_the_learning_rate_follows_the_global_batch(ranks: RankPool, tmp_path: Path, rate: str, factor: float) -> None:
+    start = Start(tmp_path / "run", checkpoint=MEMORY)
+    prepare(start)
+    with ending_keepers(start.checkpoints):
+        died = ranks.run(fit_per_rank, world_size=2, args=(replace(start, killed_at=4), rate), may_die=[0, 1])
+        assert {type(each) for each in died} == {Died}
+        again = replace(start, round=2, killed_at=8)  # 4 steps of 8 samples are done, and then 4 of 4
+        assert type(ranks.run(fit_per_rank, world_size=1, args=(again, rate), may_die=[0])[0]) is Died
+        used, seen, trained = ranks.run(fit_per_rank, world_size=1, args=(replace(start, round=3), rate))[0]
+    assert seen == [*[0.005] * 11, 0.0025]  # the scheduler halves it after each epoch, and nobody else does
+    assert used == [0.005 * factor] * 12
+    assert sorted(trained) == list(range(SAMPLES))

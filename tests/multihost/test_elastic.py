@@ -1,0 +1,92 @@
+"""``hierdist launch`` on several hosts: ranks and hosts are lost, the one that leads among them, and come back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import NamespaceCluster
+from tests.support.fresh import FreshRanks
+from tests.support.processes import REPO_ROOT
+
+PORT = 29400
+SCRIPTS = REPO_ROOT / "tests" / "faults" / "scripts"
+SECRET = {"HIERDIST_SECRET": "of the tests, and of nobody else"}
+DEADLINE_S = 90.0
+
+MakeCluster = Callable[..., NamespaceCluster]
+
+
+def start(
+    cluster: NamespaceCluster, script: list[str], *options: str, hosts: str = "ab", cwd: Path | None = None
+) -> FreshRanks:
+    """An agent on each of the hosts; the first two of the cluster may lead."""
+    endpoints = ",".join(f"{cluster[name].address}:{PORT}" for name in "ab")
+    commands = {
+        name: [
+            *["-m", "lightning_dist.cli", "launch", "--hosts=1:2", f"--host={name}", "--ranks-per-host=2"],
+            *[f"--rendezvous={endpoints}", *options, "--", "python", *script],
+        ]
+        for name in hosts
+    }
+    return cluster.start_on_hosts(commands, hosts=hosts, env=SECRET, cwd=cwd)
+
+
+def test_it_goes_on_without_a_rank_and_without_the_host_that_leads(make_cluster: MakeCluster) -> None:
+    plan = "1:3:kill,2:0:wait,2:1:wait,2:2:wait,2:3:wait"
+    cluster = make_cluster(2)
+    with start(cluster, [str(SCRIPTS / "elastic.py"), plan]) as hosts:
+        for host in range(2):
+            hosts.wait_for_output(host, "round 2, rank ", deadline_s=DEADLINE_S)
+            assert hosts.output(host).count("round 1, rank ") == 2
+        for host in range(2):
+            printed = hosts.wait_for_output(host, "waits with child", deadline_s=DEADLINE_S)
+            assert re.search(r"round 2, rank \d of 4", printed), "a host that is there takes part again"
+        hosts.kill(0)  # it leads: its endpoint is the first
+        _, second = hosts.wait(deadline_s=DEADLINE_S)
+        second.check()
+        done = re.findall(r"\[b:(\d)\] round 3, rank \1 of 2", second.stdout)
+        assert sorted(done) == ["0", "1"]
+        assert hosts.survivors(within_s=5) == []
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("parallel", ["ddp", "zero2", "zero3"])
+@pytest.mark.parametrize("lost", ["rank", "host", "leader"])
+def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, parallel: str, lost: str) -> None:
+    """What was lost comes back, too: the host that was killed is started again."""
+    cluster = make_cluster(2)
+    steps = 60
+    script = [
+        *[str(SCRIPTS / "elastic_example.py"), "model=gpt-tiny", "data=synthetic", "trainer=debug", "monitor=off"],
+        *["trainer.detect_anomaly=false", f"trainer.max_steps={steps}", f"parallel={parallel}", "sample_bytes=0"],
+        *["checkpoint=async_sharded", "checkpoint.every_n_steps=5", "name=survives", "elastic=degrade"],
+    ]
+    with start(cluster, script, "--run=survives", f"--record={tmp_path}", cwd=tmp_path) as hosts:
+        hosts.wait_for_output(0, "step 12 of 4 ranks", deadline_s=DEADLINE_S)
+        if lost == "rank":
+            printed = hosts.output(1)
+            (pid,) = re.findall(r"\[b:3\] pid (\d+)", printed)
+            os.kill(int(pid), signal.SIGKILL)
+            first, second = hosts.wait(deadline_s=DEADLINE_S)
+            first.check()
+            second.check()
+            assert f"step {steps} of 4 ranks" in first.output
+            return
+        victim = 0 if lost == "leader" else 1
+        hosts.kill(victim)
+        left = 1 - victim
+        hosts.wait_for_output(left, "of 2 ranks", deadline_s=DEADLINE_S)
+        with start(
+            cluster, script, "--run=survives", f"--record={tmp_path}", hosts="ab"[victim], cwd=tmp_path
+        ) as again:
+            (result,) = hosts.wait(ranks=[left], deadline_s=DEADLINE_S)
+            result.check()
+            (returned,) = again.wait(deadline_s=DEADLINE_S)
+            returned.check()
+            assert f"step {steps} of 4 ranks" in result.output + returned.output
