@@ -11,13 +11,8 @@ import pytest
 from lightning_dist.elastic.leading import Endpoint
 from lightning_dist.elastic.policy.events import Snapshot
 from lightning_dist.elastic.policy.situation import Waits
-from tests.support.agents import DEADLINE_S, Agent, Party, in_round, open_what_lasts
+from tests.support.agents import DEADLINE_S, Agent, Party, in_round
 from tests.support.cluster import NamespaceCluster, in_namespace
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _what_lasts() -> None:
-    open_what_lasts()
 
 
 class HostParty(Party):

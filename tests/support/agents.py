@@ -12,7 +12,6 @@ from typing import Any
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading import Endpoint, Pace, open_session
 from lightning_dist.elastic.leading.socket_session import SocketSession
-from lightning_dist.elastic.leading.store import open_store
 from lightning_dist.elastic.policy.events import FirstStep, RoundStopped
 from lightning_dist.elastic.policy.situation import State
 from lightning_dist.elastic.rounds import Round
@@ -174,8 +173,3 @@ def in_round(agents: Sequence[Agent], *, step: int = 1) -> Round:
     policies = [agent.leader._policy for agent in agents if agent.leads]
     until(lambda: all(policy.situation.state is State.RUNNING for policy in policies), "all have done a step")
     return rounds[0]
-
-
-def open_what_lasts() -> None:
-    """libuv opens a pipe for signals with a process's first store, and keeps it; it is no test's leak."""
-    open_store("127.0.0.1")

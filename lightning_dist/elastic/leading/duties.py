@@ -34,7 +34,7 @@ class Duties:
 
     Attributes:
         host: The leader's host.
-        address: Under which others reach it; the rounds' stores are there.
+        address: Under which others reach it.
         instance: Tells this process from another one of the same host.
         term: The number of this leader, from 1.
         run: The run's name.

@@ -17,7 +17,6 @@ from lightning_dist.elastic.leading.claiming import Refusal, claim_round
 from lightning_dist.elastic.leading.duties import Duties, Reactor
 from lightning_dist.elastic.leading.messages import Hello
 from lightning_dist.elastic.leading.slowness import Slowness
-from lightning_dist.elastic.leading.store import RoundStore, open_store
 from lightning_dist.elastic.policy.actions import Action, EndRun, Say, SetAside, StartRound, StopRound
 from lightning_dist.elastic.policy.events import Event, HostLost, HostReady, Tick
 from lightning_dist.elastic.rounds import Round, Seat
@@ -71,7 +70,6 @@ class Leader:
         self._round = duties.last_round
         self._stop: Stop | None = None
         self._end: End | None = None
-        self._store: RoundStore | None = None
         self._slowness = Slowness(duties.options)
         self._turn = asyncio.Lock()
         self._is_over = asyncio.Event()
@@ -104,7 +102,6 @@ class Leader:
             parting = self.parting or Parting("the run has ended")
             channels = [member.channel for member in self._members.values()]
             await asyncio.gather(*(channel.close(parting.reason, is_end=parting.is_end) for channel in channels))
-            self._store = None
             if self.duties.lines is not None:
                 await asyncio.to_thread(self.duties.lines.close)
         if self._error is not None:
@@ -275,12 +272,8 @@ class Leader:
                 self.stand_down(Parting(refusal.reason, refusal=refusal))
                 return
         seats = tuple(self._seats[host] for host in action.hosts)
-        store = None  # the one of the round before ends here: its ranks have ended
-        if not all(seat.store_port for seat in seats):
-            store = await asyncio.to_thread(open_store, self.duties.address)
-        where = ("", 0) if store is None else (self.duties.address, store.port)
-        self._round = Round(action.number, seats, *where, self.duties.run, action.reason)
-        self._stop, self._store = None, store
+        self._round = Round(action.number, seats, self.duties.run, action.reason)
+        self._stop = None
         self._slowness.begin(action.number)
         for host in action.hosts:
             self._send(host, {"kind": "round", "round": messages.round_to_json(self._round)})

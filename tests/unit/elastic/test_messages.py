@@ -30,7 +30,7 @@ EVENTS: list[Event] = [
     events.EndAsked("SIGINT"),
     events.Tick(),
 ]
-ROUND = Round(3, (Seat("a", "10.0.0.1", 2, 4711), Seat("b", "10.0.0.2", 4)), "10.0.0.1", 1234, "run", "why")
+ROUND = Round(3, (Seat("a", "10.0.0.1", 2, 4711), Seat("b", "10.0.0.2", 4)), "run", "why")
 
 
 def travelled(value: Any) -> Any:

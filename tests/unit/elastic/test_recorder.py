@@ -31,7 +31,7 @@ B_LOST = Blame(Cause.HOST_LOST, "b", True, (), "its agent has ended", 1)
 
 
 def value_of(number: int, *seats: Seat) -> Round:
-    return Round(number, seats, "", 0, "run")
+    return Round(number, seats, "run")
 
 
 def started(number: int, *seats: Seat, action: str, blame: Blame | None = None) -> tuple[StartRound, Round]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore
 
 from lightning_dist import incidents, wire
 from lightning_dist.config.elastic import ElasticConfig
@@ -17,32 +16,26 @@ from lightning_dist.elastic.leading import Pace, open_session
 from lightning_dist.elastic.leading.channel import ROLES
 from lightning_dist.elastic.policy.events import Cause, Progress, RoundDone, RoundStopped, Snapshot, WorkerFailed
 from lightning_dist.elastic.policy.situation import Waits
+from lightning_dist.elastic.rounds import Seat
 from lightning_dist.elastic.session import End, Stop
 from lightning_dist.errors import ConfigError
-from tests.support.agents import QUICK, SECRET, Party, in_round, open_what_lasts, until
+from tests.support.agents import QUICK, SECRET, Party, in_round, until
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _what_lasts() -> None:
-    open_what_lasts()
-
-
-def test_one_host_goes_from_round_to_round_with_a_fresh_store_for_each() -> None:
+def test_one_host_goes_from_round_to_round() -> None:
     session = open_session(host="a", min_hosts=1, max_hosts=1, options=ElasticConfig(mode="restart"), pace=QUICK)
     try:
-        session.ready(2)
+        session.ready(2, store_port=11)
         first = session.next_round(10)
-        store = TCPStore(first.store_address, first.store_port, is_master=False)
-        store.set("key", "of the first round")
+        assert first.seats == (Seat("a", "127.0.0.1", 2, 11),)
         session.tell(WorkerFailed("a", 1, 1, Cause.SIGNAL, "signal 9", -9))
         assert until(session.order, "an order") == Stop(1, "rank 1 on host a was killed: signal 9")
         session.tell(RoundStopped("a", 1))
-        session.ready(2)
+        session.ready(2, store_port=12)
         second = session.next_round(10)
         assert (second.number, second.run, second.world_size) == (2, first.run, 2)
         assert session.run == first.run
-        assert second.store_port != first.store_port
-        assert not TCPStore(second.store_address, second.store_port, is_master=False).check(["key"])
+        assert second.seats == (Seat("a", "127.0.0.1", 2, 12),)
         session.tell(RoundDone("a", 2))
         assert session.next_round(10) == End(0, "training is over")
         assert session.order() == End(0, "training is over")
@@ -110,16 +103,6 @@ def test_a_round_that_was_stopped_before_the_agent_took_it_is_not_started() -> N
         assert a.next().number == 2
         assert b.next().number == 2
         assert a.session.order() is None
-
-
-def test_hosts_meet_at_their_own_stores_if_they_have_them() -> None:
-    with Party(min_hosts=2, max_hosts=2) as party:
-        a, b = party.agents("ab")
-        a.session.ready(2, store_port=11)
-        b.session.ready(2, store_port=12)
-        value = in_round([a, b])
-        assert {seat.store_port for seat in value.seats} == {11, 12}
-        assert (value.store_address, value.store_port) == ("", 0)
 
 
 def test_a_slow_host_is_reported_once_and_stays() -> None:

@@ -5,18 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.policy.events import Cause, HostLeaves, OptionsTold, RoundDone, Snapshot, WorkerFailed
 from lightning_dist.elastic.policy.situation import Waits
 from lightning_dist.elastic.session import End
-from tests.support.agents import Agent, Party, in_round, open_what_lasts, until
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _what_lasts() -> None:
-    open_what_lasts()
+from tests.support.agents import Agent, Party, in_round, until
 
 
 def begun(party: Party, hosts: str) -> list[Agent]:
