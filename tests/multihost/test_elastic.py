@@ -17,7 +17,7 @@ from tests.support.processes import REPO_ROOT
 PORT = 29400
 SCRIPTS = REPO_ROOT / "tests" / "faults" / "scripts"
 SECRET = {"HIERDIST_SECRET": "of the tests, and of nobody else"}
-DEADLINE_S = 90.0
+DEADLINE_S = 100.0
 
 MakeCluster = Callable[..., NamespaceCluster]
 
@@ -55,11 +55,17 @@ def test_it_goes_on_without_a_rank_and_without_the_host_that_leads(make_cluster:
         assert hosts.survivors(within_s=5) == []
 
 
-@pytest.mark.sweep
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("parallel", ["ddp", "zero2", "zero3"])
-@pytest.mark.parametrize("lost", ["rank", "host", "leader"])
-def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, parallel: str, lost: str) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("lost", "parallel"),
+    [
+        pytest.param(lost, parallel, marks=() if (lost, parallel) == ("leader", "ddp") else pytest.mark.sweep)
+        for lost in ("rank", "host", "leader")
+        for parallel in ("ddp", "zero2", "zero3")
+    ],
+)
+def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: str, parallel: str) -> None:
     """A lost host comes back, too: its agent is started again, and all four ranks go on together."""
     cluster = make_cluster(2)
     script = [

@@ -68,7 +68,7 @@ class Script:
         self.is_ready = False
         self.num_rounds += 1
         seats = (Seat("a", "127.0.0.1", FIRST, 4000), Seat(HOST, "127.0.0.1", self.num_seats_here, 4001))
-        return Round(number=self.num_rounds, seats=seats, store_address="", store_port=0, run="test")
+        return Round(number=self.num_rounds, seats=seats, run="test")
 
     def tell(self, event: Event) -> None:
         self.told.append(event)
