@@ -30,7 +30,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from lightning_dist.elastic.agent.command import Program
-from lightning_dist.elastic.agent.environment import rank_environment, words_file
+from lightning_dist.elastic.agent.environment import rank_environment
 from lightning_dist.elastic.agent.exits import Exit, MemoryKills
 from lightning_dist.elastic.agent.folder import AgentFolder
 from lightning_dist.elastic.agent.looking import Lookout
@@ -221,7 +221,6 @@ class HostAgent(SimpleElasticAgent):
                 record=parts.record,
             ),
             folder=os.getcwd(),
-            words=str(words_file(parts.folder.path, worker.local_rank)),
         )
         name = f"{parts.host}:{worker.global_rank}"
         log = f"round-{found.number:04}/rank-{worker.global_rank:05}.log"
@@ -306,7 +305,12 @@ class HostAgent(SimpleElasticAgent):
         ranks, host, number = self._ranks, self._parts.host, self._round.number
         assert ranks is not None
         end = self._stop_at_snapshot(stop) if stop.at_snapshot else None
+        ended_before = set(ranks.exits)
         ranks.end(why=stop.reason, hung=self._hung)
+        for local_rank in sorted(set(ranks.exits) - ended_before):
+            if ranks.exits[local_rank].words:
+                rank = self._round.first_rank(host) + local_rank
+                self._parts.say(f"rank {rank} was let go: {ranks.exits[local_rank].words}")
         self._parts.lookout.look(time.monotonic(), now=True)
         self._worker_group.state = WorkerState.STOPPED
         if end is not None:
