@@ -49,6 +49,8 @@ LEAVE_S = 10.0
 """How long a host that was told to leave waits for the leader's order, in seconds; then its ranks end at once."""
 INTERRUPT_S = 5.0
 """How long ranks have after Ctrl-C, in seconds."""
+TEARDOWN_S = 10.0
+"""How long ranks have to end once they have committed the snapshot they were asked for, in seconds."""
 SNAPSHOT_S = 30.0
 """How long ranks that say nothing of themselves have to end on SIGTERM, in seconds."""
 _ROLE = "default"
@@ -331,8 +333,11 @@ class HostAgent(SimpleElasticAgent):
         heard = set(ranks.beats())
         ranks.order(Order.SNAPSHOT_AND_STOP, [one for one in ranks.running if one in heard], why=stop.reason)
         ranks.send(signal.SIGTERM, [one for one in ranks.running if one not in heard])
-        deadline = time.monotonic() + (parts.lookout.options.save_s if heard else SNAPSHOT_S)
-        while ranks.running and time.monotonic() < deadline:
+        deadline_s = time.monotonic() + (parts.lookout.options.save_s if heard else SNAPSHOT_S)
+        while ranks.running and time.monotonic() < deadline_s:
+            if heard and self._answered().issuperset(ranks.running):
+                deadline_s = min(deadline_s, time.monotonic() + TEARDOWN_S)
+                heard = set()  # the snapshot is committed; from now on there is nothing to wait for but their end
             order = parts.orders.next(TURN_S, parts.template)
             if isinstance(order, End):
                 self._end_ranks(order)
