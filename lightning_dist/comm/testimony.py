@@ -96,7 +96,7 @@ class Activity:
             return True, "waits in " + ", ".join(dict.fromkeys(waits))
         last = self._last
         since = f"; its last operation, {last[0]}, ended {time.monotonic() - last[1]:.1f} s ago" if last else ""
-        return False, f"is at {_position(self._main)}, in no operation between ranks{since}"
+        return False, f"is at {position_of(self._main)}, in no operation between ranks{since}"
 
     def _say(self, what: str) -> None:
         if self._listener is not None:
@@ -296,7 +296,7 @@ def _dismiss(
         witness.join(timeout_s)
 
 
-def _position(thread: int) -> str:
+def position_of(thread: int) -> str:
     """File, line and function in which a thread is, seen from the user's code where that is on the stack."""
     innermost = frame = sys._current_frames().get(thread)
     while frame is not None and _is_library(frame.f_code.co_filename):
