@@ -85,8 +85,10 @@ class Lookout:
         for board in self._boards:
             for local_rank in range(board.num_cells):
                 board.cell(local_rank).order(Order.RELEASE, 1, WHY)
-        culprit = sights[-1][-1].beat
-        others = [sight.beat for host in sights for sight in host if sight.beat not in (None, culprit)]
-        if culprit is not None and all(beat is not None and beat.phase >= Phase.ENDING for beat in others):
+        culprit = sights[-1][-1]
+        others = [sight.beat for host in sights for sight in host if sight is not culprit and sight.beat is not None]
+        board = self._boards[-1]
+        has_spoken = culprit.is_stopped or (board.path.parent / f"words.{board.num_cells - 1}.json").exists()
+        if culprit.beat is not None and has_spoken and all(beat.phase >= Phase.ENDING for beat in others):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(culprit.pid, signal.SIGKILL)
+                os.kill(culprit.beat.pid, signal.SIGKILL)
