@@ -28,7 +28,9 @@ from lightning_dist.checkpoint.host_copies import HostCopies
 from lightning_dist.checkpoint.host_pieces import Held, HostPiece, TiedTo
 from lightning_dist.checkpoint.late_copy import Late
 from lightning_dist.checkpoint.manifest import Manifest
+from lightning_dist.checkpoint.mirror import MemoryFolder
 from lightning_dist.checkpoint.objects import Encoded
+from lightning_dist.checkpoint.repeated import Repeatable, save_again
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
@@ -87,6 +89,7 @@ class Saved:
 
 class _Copied(NamedTuple):
     state: dict[str, Any]  # to be written
+    layout: tuple[tuple[Any, ...], ...]  # of its tensors
     size_bytes: int
     late_bytes: int  # of these, what is copied late
 
@@ -150,6 +153,7 @@ class CheckpointSaver:
         self._has_saved = False
         self._has_failed = False
         self._is_for_memory = False  # what is being written
+        self._planned: tuple[Repeatable, tuple[tuple[Any, ...], ...]] | None = None  # of the last save into memory only
         self.kept_step: int | None = None
         self.on_committed: Callable[[int], None] = lambda step: None
         self.skipped = 0
@@ -398,7 +402,9 @@ class CheckpointSaver:
         state: dict[str, Any] = {name: Held(tuple(own)) for name, own in pieces.items()}
         for each in held:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
-        return _Copied(state, sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late))
+        return _Copied(
+            state, tuple(described), sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late)
+        )
 
     def _mirror_of(self, folder: Folder | None, kept_as: str | None) -> Mirror | None:
         is_kept = self._config.replica != "off"
@@ -415,12 +421,16 @@ class CheckpointSaver:
 
     def _write(self, target: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run
-        stand_back()
+        if not isinstance(target, MemoryFolder):  # which is to be there before the next failure, and takes little
+            stand_back()
         self._caller_is_gone.wait(_HEAD_START_S)
         start_ns = run.events.clock_ns()
         if copied.late_bytes:
             with run.events.measure(LATE_COPY, lane="checkpoint", size_bytes=copied.late_bytes):
                 self._copies.copy_rest()
+        if isinstance(target, MemoryFolder) and mirror is not None and self._save_again(target, mirror, copied, record):
+            return _Written(None, (run.events.clock_ns() - start_ns) / 1e9)
+        planned: list[Repeatable] = []
         manifest = sharded.save(
             copied.state,
             target,
@@ -431,7 +441,10 @@ class CheckpointSaver:
             chunk_bytes=self._config.chunk_bytes,
             written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
             intact=self._copies.complete,
+            remember=planned.append,
         )
+        if isinstance(target, MemoryFolder):
+            self._planned = (planned[0], copied.layout)
         end_ns = run.events.clock_ns()
         run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=copied.size_bytes)
         if mirror is not None and self._replicas is not None:
@@ -444,3 +457,31 @@ class CheckpointSaver:
         if isinstance(step := record.get("step"), int):
             self.on_committed(step)
         return _Written(manifest, (end_ns - start_ns) / 1e9)
+
+    def _save_again(self, target: MemoryFolder, mirror: Mirror, copied: _Copied, record: Mapping[str, Any]) -> bool:
+        """Write by the plan of the save before, if there is one, and spread; whether that is a checkpoint."""
+        replicas = self._replicas
+        if self._planned is None or replicas is None:
+            return False
+        run, (planned, layout) = self._run, self._planned
+        is_whole = save_again(
+            planned,
+            copied.state,
+            target,
+            rank=run.rank,
+            host=run.cluster.host_of(run.rank),
+            group=self._group.process_group if run.cluster.world_size > 1 else None,
+            record=record,
+            is_same=layout == copied.layout
+            and planned.is_for({name: each for name, each in copied.state.items() if isinstance(each, Encoded)}),
+            intact=self._copies.complete,
+            written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
+            spread=lambda: replicas.spread(mirror),
+        )
+        if not is_whole:
+            target.written.clear()
+            return False
+        replicas.forget_others(mirror)
+        if isinstance(step := record.get("step"), int):
+            self.on_committed(step)
+        return True
