@@ -125,8 +125,8 @@ class Heartbeat(pl.Callback):
         pulse = self._pulse
         if pulse is None:
             return
-        if self._freed is not None and hasattr(exception, "add_note"):  # from Python 3.11 on
-            exception.add_note(self._freed)
+        if self._freed is not None and self._freed not in str(exception) and hasattr(exception, "add_note"):
+            exception.add_note(self._freed)  # from Python 3.11 on
         if isinstance(exception, Exception):
             leave_words(
                 pulse.folder,
