@@ -287,8 +287,10 @@ class CheckpointSaver:
         if failure is not None and self._is_for_memory:
             warnings.warn(f"a checkpoint is not kept in memory: {failure}", stacklevel=2)
             failure = self.kept_step = None
-        else:
-            self._has_failed = failure is not None
+        elif failure is not None:
+            self.kept_step, self._has_failed = None, True
+        elif not self._is_for_memory:
+            self._has_failed = False
         if failure is None:
             self._do_afterwards()
             return
@@ -449,14 +451,22 @@ class CheckpointSaver:
         run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=copied.size_bytes)
         if mirror is not None and self._replicas is not None:
             with run.events.measure(SPREAD, lane="checkpoint"):
-                self._replicas.spread(mirror)
+                is_spread = torch.tensor(int(self._replicas.spread(mirror)))
             group = self._group.process_group
             assert group is not None, "ranks do not meet in shared memory for it"
-            watchful.barrier(group, torch.device("cpu"), run.collectives)
-            self._replicas.forget_others(mirror)
+            watchful.all_reduce(is_spread, torch.distributed.ReduceOp.MIN, group, run.collectives)
+            self._settle_memory(mirror, is_spread=bool(is_spread))
         if isinstance(step := record.get("step"), int):
             self.on_committed(step)
         return _Written(manifest, (end_ns - start_ns) / 1e9)
+
+    def _settle_memory(self, mirror: Mirror, *, is_spread: bool) -> None:
+        """Older ones go, unless the loss of a host would leave nothing of this one."""
+        assert self._replicas is not None
+        if is_spread:
+            self._replicas.forget_others(mirror)
+        else:
+            self.kept_step = None
 
     def _save_again(self, target: MemoryFolder, mirror: Mirror, copied: _Copied, record: Mapping[str, Any]) -> bool:
         """Write by the plan of the save before, if there is one, and spread; whether that is a checkpoint."""
@@ -464,7 +474,7 @@ class CheckpointSaver:
         if self._planned is None or replicas is None:
             return False
         run, (planned, layout) = self._run, self._planned
-        is_whole = save_again(
+        is_spread = save_again(
             planned,
             copied.state,
             target,
@@ -478,10 +488,10 @@ class CheckpointSaver:
             written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
             spread=lambda: replicas.spread(mirror),
         )
-        if not is_whole:
+        if is_spread is None:
             target.written.clear()
             return False
-        replicas.forget_others(mirror)
+        self._settle_memory(mirror, is_spread=is_spread)
         if isinstance(step := record.get("step"), int):
             self.on_committed(step)
         return True

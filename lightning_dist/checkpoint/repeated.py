@@ -62,6 +62,7 @@ class _Part:
     sizes: Sequence[int]
     crcs: Sequence[int]
     moment: tuple[Any, Any]
+    is_spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def save_again(
     is_same: bool,
     intact: Callable[[], None],
     written: Callable[[int], None],
-    spread: Callable[[], None],
-) -> bool:
-    """Write a checkpoint by an earlier plan; when this returns true, it is committed.
+    spread: Callable[[], bool],
+) -> bool | None:
+    """Write a checkpoint by an earlier plan; when this returns a truth value, it is committed.
 
     Args:
         before: Of this rank.
@@ -98,10 +99,10 @@ def save_again(
         is_same: Whether this rank holds the same pieces as before.
         intact: Raises if values are not what they are to be.
         written: See :class:`~lightning_dist.checkpoint.shard_stream.ShardStream`.
-        spread: Called once this rank's file is there, before it is committed.
+        spread: Called once this rank's file is there, before it is committed; whether it has succeeded.
 
     Returns:
-        False on all ranks: they have to plan anew.
+        Whether it has on all ranks. ``None`` on all: they have to plan anew.
 
     Raises:
         CheckpointError: It could not be written; the same on all ranks.
@@ -111,8 +112,8 @@ def save_again(
     own: _Part | _No = _No(None)
     if is_same:
         try:
-            own = _write(before.plan, state, folder, rank, host, save_id, moment, intact, written)
-            spread()
+            part = _write(before.plan, state, folder, rank, host, save_id, moment, intact, written)
+            own = replace(part, is_spread=spread())
         except CollectiveError:
             raise
         except Exception as error:
@@ -122,14 +123,14 @@ def save_again(
         gathered: list[Any] = [None] * group.size()
         dist.gather_object(own, gathered if group.rank() == 0 else None, group=group, group_dst=0)
         said = gathered
-    verdict = _commit(before, said, folder, save_id, record) if group is None or group.rank() == 0 else None
+    verdict: Any = _commit(before, said, folder, save_id, record) if group is None or group.rank() == 0 else None
     if group is not None:
         answer: list[Any] = [verdict]
         dist.broadcast_object_list(answer, group=group, group_src=0)
         verdict = answer[0]
     if isinstance(verdict, _No) and verdict.reason is not None:
         raise CheckpointError(f"saving {folder.url} failed on {verdict.reason}")
-    return verdict is None
+    return None if isinstance(verdict, _No) else verdict
 
 
 def _write(
@@ -162,8 +163,8 @@ def _of_present_size(item: WriteItem, state: Mapping[str, Any]) -> WriteItem:
 
 def _commit(
     before: Repeatable, said: Sequence[_Part | _No], folder: MemoryFolder, save_id: str, record: Mapping[str, Any]
-) -> _No | None:
-    """On the coordinator; what is to be said to all: nothing where it is committed."""
+) -> _No | bool:
+    """On the coordinator; what is to be said to all: where it is committed, whether all have spread it."""
     refused = [each for each in said if isinstance(each, _No)]
     if refused:
         reasons = [each.reason for each in refused if each.reason is not None]
@@ -182,7 +183,7 @@ def _commit(
         raise
     except Exception as error:
         return _No(f"rank {parts[0].rank}: {type(error).__name__}: {error}")
-    return None
+    return all(each.is_spread for each in parts)
 
 
 def _manifest(
