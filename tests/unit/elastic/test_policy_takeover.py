@@ -106,6 +106,7 @@ def test_a_former_leader_that_was_told_to_leave_is_not_to_blame() -> None:
     assert fleet.members == ("a", "b")  # it is not waited for
     assert fleet.start.blame is not None
     assert fleet.start.blame.cause is Cause.PREEMPTED
+    fleet.away.clear()
     fleet.step()
     fleet.come("z")  # its agent was started anew
     fleet.save()
