@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import checkpoint, memory, meta_build, monitor, pipeline, recompute, resume, step_time
 from benchmarks.data import command as data
+from benchmarks.elastic import command as elastic
 from benchmarks.ending import clean_up_when_terminated
 from benchmarks.verdict import command as verdict
 
@@ -19,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "resume": resume.main,
     "verdict": verdict.main,
     "monitor": monitor.main,
+    "elastic": elastic.main,
 }
 
 

@@ -1,0 +1,83 @@
+"""The command line of the benchmarks of failures; see :mod:`benchmarks.elastic.__main__`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.elastic import faults, healthy, recovery
+from benchmarks.elastic.arms import ARMS, SHAPES
+from benchmarks.elastic.report import markdown
+from benchmarks.record import RESULTS, commit, today
+
+PARTS = ("recovery", "faults", "alarms", "overhead", "goodput")
+Result = tuple[str, dict[str, Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts asked for, and write what they gave after each."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(given)
+    path = arguments.output or RESULTS / f"{today()}-elastic.json"
+    document = json.loads(path.read_text()) if path.exists() else {"results": {}}
+    about = {"date": today(), "commit": commit(), "command": " ".join(["python -m benchmarks.elastic", *given])}
+    with tempfile.TemporaryDirectory(prefix="hierdist-bench-") as folder:
+        for name, result in _results(arguments, Path(folder), path.with_suffix(".faults.jsonl"), print):
+            document["results"][name] = {**about, **result}
+            path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            path.with_suffix(".md").write_text("\n".join(markdown(document)) + "\n", encoding="utf-8")
+    print(path)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["2x2", "3x1"], help="of recovery")
+    parser.add_argument("--fault", nargs="+", choices=recovery.FAULTS, default=list(recovery.FAULTS))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="of recovery")
+    parser.add_argument("--trials", type=int, default=20, help="of each fault under us")
+    parser.add_argument("--other-trials", type=int, default=5, help="of each fault under torchrun")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="after that, recovery is taken for never")
+    parser.add_argument("--runs", type=int, default=38, help="more runs with random faults, eight each")
+    parser.add_argument("--steps", type=int, default=2000, help="of the run that looks for false alarms")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs for the overhead, of 400 steps each")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of the run for goodput")
+    parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-elastic.json")
+    return parser
+
+
+def _results(arguments: argparse.Namespace, folder: Path, lines: Path, say: Callable[[str], None]) -> Iterator[Result]:
+    if "recovery" in arguments.part:
+        yield from _recoveries(arguments, folder / "recovery", say)
+    if "faults" in arguments.part:
+        yield (
+            "faults",
+            faults.run_faults(runs=arguments.runs, lines=lines, folder=folder / "faults", say=say),
+        )
+    if "alarms" in arguments.part:
+        yield "alarms", healthy.run_alarms(steps=arguments.steps, folder=folder / "alarms")
+    if "overhead" in arguments.part:
+        yield "overhead", healthy.run_overhead(steps=400, rounds=arguments.rounds, folder=folder / "overhead", say=say)
+    if "goodput" in arguments.part:
+        yield (
+            "goodput",
+            healthy.run_goodput(minutes=arguments.minutes, every_s=60.0, folder=folder / "goodput", say=say),
+        )
+
+
+def _recoveries(arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> Iterator[Result]:
+    for shape in arguments.shape:
+        for fault in arguments.fault:
+            for name in arguments.arms:
+                arm = ARMS[name]
+                result = recovery.run_trials(
+                    arm, SHAPES[shape], fault, trials=arguments.trials if arm.is_ours else arguments.other_trials,
+                    limit_s=arguments.limit_s, folder=folder / f"{shape}-{name}", say=say,
+                )  # fmt: skip
+                yield f"recovery:{shape}:{fault}:{name}", result

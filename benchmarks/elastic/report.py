@@ -1,0 +1,75 @@
+"""Turn a result of :mod:`benchmarks.elastic` into Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_NAMES = {
+    "rank_killed": "a rank killed",
+    "host_killed": "a host's processes killed",
+    "host_silent": "a host silent",
+    "store_host_killed": "the leader's host killed",
+    "store_host_silent": "the leader's host silent",
+}
+
+
+def markdown(document: dict[str, Any]) -> Iterator[str]:
+    """Lines: a section a part, with date and commit."""
+    yield "# Failures: how fast a run goes on, what it loses, and what it costs"
+    yield ""
+    yield (
+        "The GPT of the example (4 layers, width 128), 8 samples of 64 tokens a rank; hosts are network namespaces on "
+        "one two-core machine. A fault is over when all ranks of the next round have done a step. Ours: snapshots in memory and on a buddy every 5 "
+        "steps, a fence. torchrun: the same script, checkpoints every 5 steps on a local disk. The leader's host is "
+        "that of the c10d store with torchrun. Steps lost are those done twice."
+    )
+    results = document["results"]
+    recoveries = {name: each for name, each in results.items() if name.startswith("recovery:")}
+    if recoveries:
+        yield from _recoveries(recoveries)
+    for name in ("faults", "alarms", "overhead", "goodput"):
+        if name in results:
+            yield from _part(name, results[name])
+
+
+def _recoveries(results: dict[str, Any]) -> Iterator[str]:
+    yield ""
+    yield "## From a fault to the next step"
+    yield ""
+    yield "| shape | fault | launched by | p50, s | p99, s | most steps lost | never | of | date, commit |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, each in sorted(results.items()):
+        _, shape, fault, arm = name.split(":")
+        numbers = [f"{each[key]:.1f}" if key in each else "-" for key in ("p50_s", "p99_s")]
+        lost = each.get("most_steps_lost", "-")
+        yield (
+            f"| {shape} | {_NAMES[fault]} | {arm} | {numbers[0]} | {numbers[1]} | {lost} | {each['never']} | "
+            f"{each['trials']} | {each['date']}, {each['commit']} |"
+        )
+
+
+def _part(name: str, each: dict[str, Any]) -> Iterator[str]:
+    titles = {
+        "faults": "Random faults", "alarms": "False alarms", "overhead": "What it costs without faults",
+        "goodput": "Goodput",
+    }  # fmt: skip
+    yield ""
+    yield f"## {titles[name]}"
+    yield ""
+    yield f"{each['date']}, commit {each['commit']}: `{each['command']}`"
+    yield ""
+    if name == "faults":
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(each["verdicts"].items()))
+        kinds = ", ".join(f"{kind} {count}" for kind, count in each["kinds"].items())
+        yield f"{each['faults']} faults in {each['runs']} runs: {verdicts}. Kinds: {kinds}."
+        yield f"Largest difference of the last loss from the run without faults: {each['largest_loss_difference']:.3g}."
+    elif name == "alarms":
+        yield f"{each['steps']} steps: {each['rounds']} round, {len(each['incidents'])} incidents."
+    elif name == "overhead":
+        low, high = each["spread"]
+        ratio = each["median_ratio"]
+        yield f"{100 * (ratio - 1):+.1f}% of a step (median over pairs of runs; {100 * (low - 1):+.1f} to "
+        yield f"{100 * (high - 1):+.1f}%); a step without: {each['step_s']['plain'] * 1000:.1f} ms."
+    else:
+        yield f"{100 * each['goodput']:.1f}% with {each['faults']} ranks killed in {each['wall_s']:.0f} s."
