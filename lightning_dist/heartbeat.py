@@ -125,10 +125,15 @@ class Heartbeat(pl.Callback):
         pulse = self._pulse
         if pulse is None:
             return
-        if self._freed is not None and hasattr(exception, "add_note"):  # from Python 3.11 on
-            exception.add_note(self._freed)
+        if self._freed is not None and self._freed not in str(exception) and hasattr(exception, "add_note"):
+            exception.add_note(self._freed)  # from Python 3.11 on
         if isinstance(exception, Exception):
-            leave_words(pulse.folder, pulse.local_rank, f"{type(exception).__name__}: {exception}", last_operation())
+            leave_words(
+                pulse.folder,
+                pulse.local_rank,
+                f"{type(exception).__name__}: {exception}",
+                _last_collective(_run_of(trainer)),
+            )
         self._enter(Phase.ENDING)
         self._close(trainer)
 
@@ -155,7 +160,7 @@ class Heartbeat(pl.Callback):
 
     def _free(self, pulse: Pulse, run: RunContext | None, why: str) -> None:
         """In the thread that watches for the order: end every wait of this process for other ranks."""
-        last = last_operation()
+        last = _last_collective(run)
         said = why if last is None else f"{why}; its last collective: {last}"
         self._freed = said
         leave_words(pulse.folder, pulse.local_rank, said, last)
@@ -182,6 +187,17 @@ def attach(trainer: pl.Trainer) -> None:
 
 def _run_of(trainer: pl.Trainer) -> RunContext | None:
     return getattr(trainer.strategy, "run_context", None)
+
+
+def _last_collective(run: RunContext | None) -> str | None:
+    """What the seam says that this rank waits in, and what torch's flight recorder says; the latter knows nothing of
+    shared memory, and everything of what went beside the seam.
+    """
+    waits, doing = (False, "") if run is None else run.collectives.activity.describe()
+    recorded = last_operation()
+    if not waits:
+        return recorded
+    return doing if recorded is None else f"{doing} (flight recorder: {recorded})"
 
 
 def _saving(pulse: Pulse, save: Callable[..., None]) -> Callable[..., None]:

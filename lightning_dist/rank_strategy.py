@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn
 from lightning.fabric.utilities.distributed import (
     _get_default_process_group_backend_for_device,
     _init_dist_connection,
@@ -18,6 +19,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.utils.data import DataLoader
 
 from lightning_dist import build, heartbeat
 from lightning_dist.comm import watchful
@@ -26,6 +28,7 @@ from lightning_dist.comm.collectives import Collectives
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
 from lightning_dist.data.loading.loader import ShardedLoader
 from lightning_dist.data.loading.open_loaders import OpenLoaders
+from lightning_dist.data.loading.patient_workers import make_patient
 from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import ConfigError, unknown_option
 from lightning_dist.events import EventStream
@@ -169,12 +172,15 @@ class RankStrategy(ParallelStrategy):
             self._agreement = build.open_agreement(self._run)
 
     def process_dataloader(self, dataloader: object) -> object:
-        """Tell a loader of streamed data who reads, and in which epoch training is."""
+        """Tell a loader of streamed data who reads, and in which epoch training is; others get patient workers."""
         if isinstance(dataloader, ShardedLoader) and self._run is not None:
             dataloader.place(build.replicas_of(self._run, self.parallel_config), self.events)
             if self.lightning_module is not None:
                 dataloader.set_epoch(self.lightning_module.trainer.current_epoch)
             self._placed.add(dataloader)
+        elif isinstance(dataloader, DataLoader):
+            _auto_add_worker_init_fn(dataloader, self.global_rank)  # Lightning's, which adds none where there is one
+            make_patient(dataloader)
         return dataloader
 
     def teardown(self) -> None:

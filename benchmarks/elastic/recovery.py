@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.elastic.arms import Arm, Shape
 from benchmarks.elastic.scene import NeverHappened, Scene, Training
 from benchmarks.elastic.steps import Recovery, recovery
+from lightning_dist import incidents
+from lightning_dist.incidents import Incident
 
 FAULTS = ("rank_killed", "host_killed", "host_silent", "store_host_killed", "store_host_silent")
 HEALTHY_STEPS = 12  # between a recovery and the next fault: two snapshots at least
@@ -41,6 +43,7 @@ def run_trials(
     """
     done: list[Recovery | None] = []
     reasons: list[str] = []
+    found: list[Incident] = []
     while len(done) < trials:
         with Scene(arm, shape, folder / f"{fault}-{len(done)}", Training(_ENDLESS)) as scene:
             try:
@@ -53,7 +56,8 @@ def run_trials(
                 except NeverHappened as reason:
                     reasons.append(str(reason))
                     break
-    return {**_summary(done), "reasons": reasons}
+            found += incidents.read(scene.folder / "record")
+    return {**_summary(done), "phases": _phases(found), "reasons": reasons}
 
 
 def _trial(
@@ -82,7 +86,8 @@ def _trial(
     )
     if victim is not None:
         scene.bring_back(victim)
-    return scene.steps_after(round_before, HEALTHY_STEPS, world=_full(scene.shape), deadline_s=max(limit_s, _START_S))
+    steps = HEALTHY_STEPS + number % 5  # so that faults come at all distances from a snapshot
+    return scene.steps_after(round_before, steps, world=_full(scene.shape), deadline_s=max(limit_s, _START_S))
 
 
 def _hurt(scene: Scene, fault: str, number: int) -> tuple[float, str | None]:
@@ -95,6 +100,16 @@ def _hurt(scene: Scene, fault: str, number: int) -> tuple[float, str | None]:
     if not fault.startswith("store"):
         victim = hosts[-1]
     return (scene.kill_host(victim) if fault.endswith("killed") else scene.lose_host(victim)), victim
+
+
+def _phases(found: Sequence[Incident]) -> dict[str, float]:
+    """Median seconds of each phase, of incidents that were failures."""
+    failures = [incident for incident in found if incident.action != "regrown"]
+    each = {
+        phase: [incident.seconds[phase] for incident in failures if phase in incident.seconds]
+        for phase in incidents.PHASES
+    }
+    return {phase: statistics.median(seconds) for phase, seconds in each.items() if seconds}
 
 
 def _full(shape: Shape) -> int:

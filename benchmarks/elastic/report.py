@@ -20,9 +20,10 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "The GPT of the example (4 layers, width 128), 8 samples of 64 tokens a rank; hosts are network namespaces on "
-        "one two-core machine. A fault is over when all ranks of the next round have done a step. Ours: snapshots in memory and on a buddy every 5 "
-        "steps, a fence. torchrun: the same script, checkpoints every 5 steps on a local disk. The leader's host is "
-        "that of the c10d store with torchrun. Steps lost are those done twice."
+        "one two-core machine. A fault is over when all ranks of the next round have done a step. Ours: snapshots in "
+        "memory and on a buddy every 5 steps, a fence. torchrun: the same script, checkpoints every 5 steps on a local "
+        "disk. The leader's host is that of the c10d store with torchrun. Steps lost are those done twice. Phases are "
+        "medians of what the incidents say; the first is counted from the fault's first sign."
     )
     results = document["results"]
     recoveries = {name: each for name, each in results.items() if name.startswith("recovery:")}
@@ -37,15 +38,16 @@ def _recoveries(results: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "## From a fault to the next step"
     yield ""
-    yield "| shape | fault | launched by | p50, s | p99, s | most steps lost | never | of | date, commit |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| shape | fault | launched by | p50, s | p99, s | most steps lost | never | of | phases, s | date, commit |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for name, each in sorted(results.items()):
         _, shape, fault, arm = name.split(":")
         numbers = [f"{each[key]:.1f}" if key in each else "-" for key in ("p50_s", "p99_s")]
         lost = each.get("most_steps_lost", "-")
+        phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in each.get("phases", {}).items())
         yield (
             f"| {shape} | {_NAMES[fault]} | {arm} | {numbers[0]} | {numbers[1]} | {lost} | {each['never']} | "
-            f"{each['trials']} | {each['date']}, {each['commit']} |"
+            f"{each['trials']} | {phases} | {each['date']}, {each['commit']} |"
         )
 
 

@@ -30,6 +30,7 @@ class ElasticConfig:
         start_s: From a rank's start to its first step, at most, in seconds; loading counts.
         hang_floor_s: A rank without progress is never taken for hung before, in seconds.
         hang_factor: A step may take so many times as long as the slowest of the last ones.
+        stopped_s: A process that is stopped (SIGSTOP) is taken for hung after so long, whatever it does, in seconds.
         save_s: A save may hold training for so long, in seconds.
         validation_s: A validation step, or what else runs between two training steps, may take so long, in seconds.
         slow_factor: A host whose own work takes so many times as long as the others' is reported as slow.
@@ -48,6 +49,7 @@ class ElasticConfig:
     start_s: float = 600.0
     hang_floor_s: float = 30.0
     hang_factor: float = 10.0
+    stopped_s: float = 10.0
     save_s: float = 600.0
     validation_s: float = 600.0
     slow_factor: float = 2.0
@@ -61,7 +63,7 @@ class ElasticConfig:
         check_count("elastic.host_failures", self.host_failures, low=1, unit="failures")
         check_range("elastic.window_s", self.window_s, low=1, unit="seconds")
         check_range("elastic.rejoin_s", self.rejoin_s, low=0, unit="seconds")
-        for name in ("start_s", "hang_floor_s", "save_s", "validation_s"):
+        for name in ("start_s", "hang_floor_s", "stopped_s", "save_s", "validation_s"):
             check_range(f"elastic.{name}", getattr(self, name), low=0.5, unit="seconds")
         check_range("elastic.hang_factor", self.hang_factor, low=2, unit="times")
         check_range("elastic.slow_factor", self.slow_factor, low=1.1, unit="times")

@@ -13,7 +13,7 @@ class Seat:
         host: Its name.
         address: Under which the others reach it.
         num_ranks: How many ranks it runs.
-        store_port: Where its agent's store is, for the ranks to meet should the host be the first; 0: it has none.
+        store_port: Where its agent's store of this round is; the ranks meet at the first host's.
     """
 
     host: str
@@ -29,16 +29,12 @@ class Round:
     Attributes:
         number: From 1; it only grows, whoever leads.
         seats: The hosts by node rank.
-        store_address: Where the leader's store of this round is, with ``store_port``; empty: the hosts have their own.
-        store_port: See above; never one of an earlier round; 0: the hosts have their own.
         run: Names the run, the same for all its rounds and hosts.
         reason: Why there is a new one, for people.
     """
 
     number: int
     seats: tuple[Seat, ...]
-    store_address: str
-    store_port: int
     run: str
     reason: str = ""
 

@@ -12,8 +12,8 @@ from typing import Any
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading import Endpoint, Pace, open_session
 from lightning_dist.elastic.leading.socket_session import SocketSession
-from lightning_dist.elastic.leading.store import open_store
 from lightning_dist.elastic.policy.events import FirstStep, RoundStopped
+from lightning_dist.elastic.policy.situation import State
 from lightning_dist.elastic.rounds import Round
 from lightning_dist.elastic.session import End, Stop
 from tests.support.processes import free_port
@@ -45,6 +45,17 @@ class Agent:
     host: str
     session: SocketSession
     said: list[str] = field(default_factory=list)
+
+    @property
+    def leader(self) -> Any:
+        """What leads on this host, if it does."""
+        node: Any = self.session._node
+        return node._leader
+
+    @property
+    def leads(self) -> bool:
+        """This host leads."""
+        return self.leader is not None and not self.leader.is_over
 
     def kill(self) -> None:
         """End as a process does that is killed: the kernel closes its connections, and nobody says a word."""
@@ -154,14 +165,11 @@ class Party:
 
 
 def in_round(agents: Sequence[Agent], *, step: int = 1) -> Round:
-    """All get the same round, and do its first step."""
+    """All get the same round, do its first step, and the leader, if it is one of them, has heard of it."""
     rounds = [agent.next() for agent in agents]
     assert all(value == rounds[0] for value in rounds), rounds
     for agent in agents:
         agent.step(rounds[0], step)
+    policies = [agent.leader._policy for agent in agents if agent.leads]
+    until(lambda: all(policy.situation.state is State.RUNNING for policy in policies), "all have done a step")
     return rounds[0]
-
-
-def open_what_lasts() -> None:
-    """libuv opens a pipe for signals with a process's first store, and keeps it; it is no test's leak."""
-    open_store("127.0.0.1")

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torchdata.nodes import BaseNode, ParallelMapper, PinMemory, Prefetcher
 
+from lightning_dist.data.loading.patient_workers import make_patient
 from lightning_dist.errors import DataError
 
 _JOIN_S = 5.0
@@ -185,6 +186,7 @@ def _by_processes(
         timeout=timeout_s,
         generator=torch.Generator(),  # else it draws from that of training
     )
+    make_patient(loader)
     # A forked process inherits the garbage of this one, and dies if it collects what only a thread can end: process
     # groups of Gloo. What is frozen is never collected there.
     gc.freeze()

@@ -43,6 +43,7 @@ class Pulse:
         self._phase = Phase.STARTING
         self._begun: tuple[float, float | None] | None = None  # of the step: when, and the waiting up to then
         self._is_open = True
+        self._timeouts = 0
         self._closing = threading.RLock()
 
     @classmethod
@@ -74,8 +75,11 @@ class Pulse:
 
     @property
     def timeouts(self) -> int:
-        """Hangs that the agent of this host has found so far."""
-        return self._board.timeouts if self._is_open else 0
+        """Hangs that the agent of this host has found so far; once this is closed, up to then."""
+        with self._closing:
+            if self._is_open:
+                self._timeouts = self._board.timeouts
+            return self._timeouts
 
     def order(self) -> Order:
         """What the agent wants of this rank in this round; costs some microseconds."""
@@ -152,6 +156,7 @@ class Pulse:
         """Let go of the board. Safe to call twice."""
         with self._closing:
             if self._is_open:
+                self._timeouts = self._board.timeouts
                 self._is_open = False
                 self._board.close()
 

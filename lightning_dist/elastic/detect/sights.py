@@ -22,12 +22,12 @@ def look_at(board: Board) -> list[Sight]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; one that is gone is not."""
+    """Whether a process is stopped by a signal; one that is gone, or in a debugger's hands, is not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return False
-    return state in ("T", "t")
+    return state == "T"
 
 
 def progress_of(sights: Sequence[Sight], *, host: str) -> Progress | None:

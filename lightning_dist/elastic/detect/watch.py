@@ -33,7 +33,7 @@ class Sight:
     Attributes:
         beat: What it has said last; ``None``: nothing.
         mark: What it waits for.
-        is_stopped: Whether its process is stopped (SIGSTOP, a debugger).
+        is_stopped: Whether its process is stopped (SIGSTOP).
     """
 
     beat: Beat | None
@@ -67,6 +67,7 @@ class _Seen:
     beats: tuple[int, int] = (0, -1)  # of which process
     silent_s: float = 0.0
     starting_s: float = 0.0
+    stopped_s: float = 0.0
     step: tuple[int, float] = (-1, math.nan)  # and its seconds
     is_named: bool = False
 
@@ -112,6 +113,7 @@ class Watch:
             seen.silent_s, seen.is_named = 0.0, False
         else:
             seen.silent_s += passed_s
+        seen.stopped_s = seen.stopped_s + passed_s if sight.is_stopped else 0.0
         is_starting = beat is None or beat.phase in _STARTING
         seen.starting_s = seen.starting_s + passed_s if is_starting else 0.0
         if beat is not None and (beat.step, beat.step_s) != seen.step and not math.isnan(beat.step_s):
@@ -123,6 +125,8 @@ class Watch:
         seen, beat, deadline_s = self._seen[local_rank], sight.beat, self._deadline_s(sight)
         is_starting = beat is None or beat.phase in _STARTING
         silent_s = seen.starting_s if is_starting else seen.silent_s
+        if seen.stopped_s > self._config.stopped_s:
+            deadline_s = min(deadline_s, self._config.stopped_s)
         if silent_s > deadline_s and not seen.is_named:
             seen.is_named = True
             yield Hang(local_rank, silent_s, deadline_s, _in_words(sight, silent_s, deadline_s), _waits(sight))

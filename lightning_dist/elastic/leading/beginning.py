@@ -41,6 +41,7 @@ def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
         run=run,
         pace=setup.pace,
         say=setup.say,
+        options=setup.options,
         last_round=remembered.round,
         is_running=not remembered.has_stopped,
         lost=remembered.lost,

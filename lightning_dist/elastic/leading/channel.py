@@ -20,7 +20,7 @@ from typing import Any
 from lightning_dist import wire
 from lightning_dist.elastic.leading.endpoints import Endpoint
 
-_ROLES = wire.Roles(server=b"elastic leader", client=b"elastic member")
+ROLES = wire.Roles(server=b"elastic leader", client=b"elastic member")
 _UNSENT_BYTES = 16 << 20  # of one that does not read what it is sent
 
 
@@ -194,7 +194,7 @@ async def _dial(endpoint: Endpoint, secret: bytes, pace: Pace) -> Channel:
 async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, is_server: bool) -> None:
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    proof = wire.Proof(secret, _ROLES, is_server)
+    proof = wire.Proof(secret, ROLES, is_server)
     try:
         writer.write(proof.nonce)
         theirs = await reader.readexactly(wire.NONCE_BYTES)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading.channel import Pace
 from lightning_dist.elastic.leading.fence import Fence
 from lightning_dist.elastic.leading.line_writer import LineWriter
@@ -33,12 +34,13 @@ class Duties:
 
     Attributes:
         host: The leader's host.
-        address: Under which others reach it; the rounds' stores are there.
+        address: Under which others reach it.
         instance: Tells this process from another one of the same host.
         term: The number of this leader, from 1.
         run: The run's name.
         pace: Of the members' connections.
         say: Tells people.
+        options: Until the script tells its own.
         last_round: The newest round there was; its hosts are awaited.
         is_running: Its ranks may be running; else they have ended, or are to end.
         lost: The leader before this one, and whether it is known to be dead.
@@ -55,6 +57,7 @@ class Duties:
     run: str
     pace: Pace
     say: Callable[[str], None]
+    options: ElasticConfig
     last_round: Round | None = None
     is_running: bool = False
     lost: tuple[str, bool] | None = None

@@ -16,7 +16,7 @@ from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostErr
 from lightning_dist.elastic.leading.claiming import Refusal, claim_round
 from lightning_dist.elastic.leading.duties import Duties, Reactor
 from lightning_dist.elastic.leading.messages import Hello
-from lightning_dist.elastic.leading.store import RoundStore, open_store
+from lightning_dist.elastic.leading.slowness import Slowness
 from lightning_dist.elastic.policy.actions import Action, EndRun, Say, SetAside, StartRound, StopRound
 from lightning_dist.elastic.policy.events import Event, HostLost, HostReady, Tick
 from lightning_dist.elastic.rounds import Round, Seat
@@ -70,14 +70,16 @@ class Leader:
         self._round = duties.last_round
         self._stop: Stop | None = None
         self._end: End | None = None
-        self._store: RoundStore | None = None
+        self._slowness = Slowness(duties.options)
         self._turn = asyncio.Lock()
         self._is_over = asyncio.Event()
         self._error: Exception | None = None
         if self._round is not None and not duties.is_running:
             self._stop = Stop(self._round.number, "another host leads")
-        if self._round is not None and duties.recorder is not None:
-            duties.recorder.took_over(self._round)
+        if self._round is not None:
+            self._slowness.begin(self._round.number)
+            if duties.recorder is not None:
+                duties.recorder.took_over(self._round)
 
     @property
     def round_number(self) -> int:
@@ -100,7 +102,6 @@ class Leader:
             parting = self.parting or Parting("the run has ended")
             channels = [member.channel for member in self._members.values()]
             await asyncio.gather(*(channel.close(parting.reason, is_end=parting.is_end) for channel in channels))
-            self._store = None
             if self.duties.lines is not None:
                 await asyncio.to_thread(self.duties.lines.close)
         if self._error is not None:
@@ -154,6 +155,8 @@ class Leader:
             self._dead.add(event.host)
         if duties.recorder is not None:
             duties.record(duties.recorder.hear(event, now_s))
+        for slow in self._slowness.hear(event):
+            duties.say(str(slow))
         actions = self._policy.react(event, now_s)
         for action in actions:
             if duties.recorder is not None:
@@ -173,14 +176,12 @@ class Leader:
         if present is not None and present.hello.instance != hello.instance:
             reason = f"another agent is there as host {hello.host}; give each its own name with --host"
             return {"reason": reason}
-        if hello.term > self.duties.term:
-            self.stand_down(Parting(f"host {hello.host} had a newer leader", newer=self._newer(hello)))
-        elif (newer := self._newer(hello)) is not None:
-            self.stand_down(Parting(f"host {hello.host} was in a newer round", newer=newer))
+        number = 0 if hello.round is None else hello.round.number
+        if number > self.round_number:
+            self.stand_down(Parting(f"host {hello.host} was in a newer round", newer=hello.round))
+        elif number == self.round_number and hello.term > self.duties.term:
+            self.stand_down(Parting(f"host {hello.host} had a newer leader"))
         return {"reason": "this leader is out of date"} if self.is_over else None
-
-    def _newer(self, hello: Hello) -> Round | None:
-        return hello.round if hello.round is not None and hello.round.number > self.round_number else None
 
     async def _greet(self, member: _Member) -> None:
         """Hear what it told an earlier leader, and tell it what stands."""
@@ -271,12 +272,9 @@ class Leader:
                 self.stand_down(Parting(refusal.reason, refusal=refusal))
                 return
         seats = tuple(self._seats[host] for host in action.hosts)
-        store = None  # the one of the round before ends here: its ranks have ended
-        if not all(seat.store_port for seat in seats):
-            store = await asyncio.to_thread(open_store, self.duties.address)
-        where = ("", 0) if store is None else (self.duties.address, store.port)
-        self._round = Round(action.number, seats, *where, self.duties.run, action.reason)
-        self._stop, self._store = None, store
+        self._round = Round(action.number, seats, self.duties.run, action.reason)
+        self._stop = None
+        self._slowness.begin(action.number)
         for host in action.hosts:
             self._send(host, {"kind": "round", "round": messages.round_to_json(self._round)})
         if self.duties.recorder is not None:

@@ -90,7 +90,7 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
     if kind is None:
         raise ConnectionError(f"what was sent is no event: {value.get('event')!r}")
     if kind is OptionsTold:
-        return OptionsTold(_build(ElasticConfig, value["options"]))
+        return OptionsTold(_build(ElasticConfig, value.get("options")))
     event: Event = _build(kind, value)
     return event
 
@@ -178,7 +178,7 @@ def _known(kind: type[Any], value: Mapping[str, Any]) -> dict[str, Any]:
     return {entry.name: value[entry.name] for entry in dataclasses.fields(kind) if entry.name in value}
 
 
-def _build(kind: type[T], value: Mapping[str, Any]) -> T:
+def _build(kind: type[T], value: Any) -> T:
     """A dataclass of plain values, each of its declared type."""
     try:
         known = _known(kind, value)

@@ -191,7 +191,7 @@ class Node:
         if parting.newer is not None:
             state.heard_of(parting.newer)
         if parting.refusal is not None and parting.refusal.is_void:
-            last = state.round or Round(0, (), "", 0, leader.duties.run)
+            last = state.round or Round(0, (), leader.duties.run)
             state.heard_of(replace(last, number=parting.refusal.number), has_stopped=True)
         elif parting.refusal is not None:
             self._seeker.fenced = parting.reason

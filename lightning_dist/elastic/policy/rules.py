@@ -15,6 +15,8 @@ from lightning_dist.elastic.policy.blame import PREEMPTED_EXIT_CODE, Blame, Fail
 from lightning_dist.elastic.policy.events import Cause
 from lightning_dist.elastic.policy.situation import TRANSITIONS, Presence, Progress, Situation, State
 
+_FRUITLESS_ROUNDS = 3  # a script that cannot start is not started again for ever
+
 
 @dataclass(frozen=True)
 class Move:
@@ -207,6 +209,10 @@ def _settled(situation: Situation, now_s: float) -> Move:
     if options.mode == "off" and (cause is not None or progress.left & set(situation.members)):
         code = cause.exit_code if cause is not None else PREEMPTED_EXIT_CODE
         return _end(situation, now_s, code, f"{reason}; with elastic.mode=off the run ends", blamed=cause)
+    situation = _count_fruitless(situation, cause)
+    if situation.fruitless >= _FRUITLESS_ROUNDS and cause is not None:
+        again = f"so have {situation.fruitless} rounds in a row before their first step"
+        return _end(situation, now_s, cause.exit_code, f"{reason}; {again}", blamed=cause)
     restarts = situation.recent(situation.restarts_s, now_s)
     is_failure = cause is not None and cause.cause is not Cause.PREEMPTED
     if cause is not None and is_failure:
@@ -220,6 +226,14 @@ def _settled(situation: Situation, now_s: float) -> Move:
     if progress.left and not situation.usable:
         return _end(situation, now_s, PREEMPTED_EXIT_CODE, f"{reason}; no other host is there", blamed=cause)
     return _to(replace(situation, restarts_s=restarts, blame=cause, reason=reason), State.WAITING, now_s)
+
+
+def _count_fruitless(situation: Situation, cause: Blame | None) -> Situation:
+    """Errors of the script before its first step, one like the other, will not pass."""
+    if cause is None or cause.cause is not Cause.EXIT or situation.progress.stepped:
+        return replace(situation, fruitless=0)
+    is_same = situation.fruitless > 0 and cause.detail == situation.fruitless_error
+    return replace(situation, fruitless=situation.fruitless + 1 if is_same else 1, fruitless_error=cause.detail)
 
 
 def _start_if_alone(situation: Situation, now_s: float, reason: str) -> Move | None:

@@ -198,6 +198,8 @@ class Situation:
         reason: Why it was stopped, for people.
         blame: What it has failed of.
         restarts_s: When rounds have failed.
+        fruitless: So many rounds in a row have failed before their first step, all of ``fruitless_error``.
+        fruitless_error: See above.
         enough_s: Since when there are enough hosts; ``None``: there are not.
         ending: Somebody wants the run to end.
     """
@@ -214,6 +216,8 @@ class Situation:
     reason: str = ""
     blame: Blame | None = None
     restarts_s: tuple[float, ...] = ()
+    fruitless: int = 0
+    fruitless_error: str = ""
     enough_s: float | None = None
     ending: Ending | None = None
 

@@ -8,7 +8,7 @@ from lightning_dist.elastic.agent.environment import rank_environment, template_
 from lightning_dist.elastic.rounds import Round, Seat
 from lightning_dist.launched_outside import check_environment
 
-ROUND = Round(3, (Seat("a", "10.0.0.1", 3), Seat("b", "10.0.0.2", 1)), "10.0.0.1", 4000, "my-run")
+ROUND = Round(3, (Seat("a", "10.0.0.1", 3), Seat("b", "10.0.0.2", 1)), "my-run")
 
 
 def test_a_rank_knows_its_place_as_under_torchrun() -> None:

@@ -171,6 +171,25 @@ def test_a_host_that_does_not_come_to_its_first_step_when_others_have_is_given_u
     assert fleet.start.blame.text == "host b did not come to its first step: within 110 s, and a has"
 
 
+def test_a_script_that_cannot_start_is_not_started_for_ever() -> None:
+    fleet = Fleet(hosts=(1, 2), options={"host_failures": 9})
+    fleet.come("a", "b")
+    for detail in ("ConfigError: x", "ConnectionError", "ConfigError: x", "ConfigError: x"):
+        fleet.fail("a", Cause.EXIT, exit_code=2, detail=detail)
+    assert fleet.number == 5
+    fleet.fail("a", Cause.EXIT, exit_code=2, detail="ConfigError: x")
+    assert fleet.end.exit_code == 2
+    assert fleet.end.reason.endswith("ConfigError: x; so have 3 rounds in a row before their first step")
+
+
+def test_the_same_error_after_some_steps_may_pass() -> None:
+    fleet = running(options={"host_failures": 9})
+    for _ in range(5):
+        fleet.fail("a", Cause.EXIT, exit_code=1, detail="ValueError")
+        fleet.step()
+    assert fleet.state is State.RUNNING
+
+
 def test_a_snapshot_shows_that_all_have_come_to_their_first_step() -> None:
     fleet = Fleet(hosts=(1, 2))
     fleet.come("a", "b")

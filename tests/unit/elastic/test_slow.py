@@ -6,11 +6,7 @@ import math
 
 import pytest
 
-from lightning_dist.elastic.detect.board import Beat, Mark
-from lightning_dist.elastic.detect.sights import progress_of
 from lightning_dist.elastic.detect.slow import LOOKS, Slow, SlowRanks
-from lightning_dist.elastic.detect.watch import Sight
-from lightning_dist.elastic.policy.events import Progress
 
 WELL = {"a": (0.1, 0.1), "b": (0.1, 0.11)}
 
@@ -58,12 +54,3 @@ def test_the_words_say_who_and_by_how_much() -> None:
         "for it, training goes on"
     )
     assert "local rank 1 on host b" in str(Slow("b", 1, 0.3, 0.0))
-
-
-def test_progress_is_told_once_all_ranks_know_it() -> None:
-    known = Sight(Beat(pid=1, round=2, step=7, own_s=0.25), Mark())
-    ahead = Sight(Beat(pid=2, round=2, step=8, own_s=0.5), Mark())
-    assert progress_of([known, ahead], host="a") == Progress("a", 2, 7, (0.25, 0.5))
-    assert progress_of([known, Sight(None)], host="a") is None
-    assert progress_of([known, Sight(Beat(pid=2, round=2, step=7))], host="a") is None
-    assert progress_of([], host="a") is None

@@ -183,9 +183,27 @@ def test_a_process_that_is_stopped_in_a_collective_is_the_one_that_hangs() -> No
     ranks = Ranks(2)
     ranks.wait_in("all_reduce on 'cross'", 0, 1)
     ranks.sights[1] = replace(ranks.sights[1], is_stopped=True)
-    (hang,) = ranks.pass_s(31)
+    (hang,) = ranks.pass_s(11)
     assert (hang.local_rank, hang.waits) == (1, False)
     assert "its process is stopped; was in all_reduce on 'cross'" in hang.detail
+
+
+def test_a_process_that_is_stopped_hangs_after_its_own_deadline_in_every_phase() -> None:
+    ranks = Ranks(phase=Phase.SAVING)
+    assert not ranks.pass_s(200)
+    ranks.sights[0] = replace(ranks.sights[0], is_stopped=True)
+    assert not ranks.pass_s(9)
+    ranks.sights[0] = replace(ranks.sights[0], is_stopped=False)
+    assert not ranks.pass_s(1)
+    ranks.sights[0] = replace(ranks.sights[0], is_stopped=True)
+    assert not ranks.pass_s(10)
+    assert names(ranks.pass_s(1)) == [0]
+
+
+def test_stopping_makes_no_deadline_longer() -> None:
+    ranks = Ranks(config=replace(CONFIG, hang_floor_s=2, stopped_s=60))
+    ranks.sights[0] = replace(ranks.sights[0], is_stopped=True)
+    assert names(ranks.pass_s(3)) == [0]
 
 
 def test_a_host_that_was_frozen_does_not_wake_to_an_alarm() -> None:
