@@ -39,6 +39,7 @@ def test_failed_ranks_are_started_again_from_the_template(tmp_path: Path) -> Non
     assert (tmp_path / "round-0003" / "rank-00001.log").read_text().endswith("rank 1 is done\n")
 
 
+@pytest.mark.sweep
 def test_the_last_failure_is_the_exit_code() -> None:
     result = run_script(launch("1:1:exit", "--elastic=off"), deadline_s=DEADLINE_S)
     assert (result.returncode, result.survivors) == (7, ())

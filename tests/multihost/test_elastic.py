@@ -17,7 +17,7 @@ from tests.support.processes import REPO_ROOT
 PORT = 29400
 SCRIPTS = REPO_ROOT / "tests" / "faults" / "scripts"
 SECRET = {"HIERDIST_SECRET": "of the tests, and of nobody else"}
-DEADLINE_S = 90.0
+DEADLINE_S = 100.0
 
 MakeCluster = Callable[..., NamespaceCluster]
 
@@ -55,38 +55,45 @@ def test_it_goes_on_without_a_rank_and_without_the_host_that_leads(make_cluster:
         assert hosts.survivors(within_s=5) == []
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("parallel", ["ddp", "zero2", "zero3"])
-@pytest.mark.parametrize("lost", ["rank", "host", "leader"])
-def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, parallel: str, lost: str) -> None:
-    """What was lost comes back, too: the host that was killed is started again."""
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("lost", "parallel"),
+    [
+        pytest.param(lost, parallel, marks=() if (lost, parallel) == ("leader", "ddp") else pytest.mark.sweep)
+        for lost in ("rank", "host", "leader")
+        for parallel in ("ddp", "zero2", "zero3")
+    ],
+)
+def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: str, parallel: str) -> None:
+    """A lost host comes back, too: its agent is started again, and all four ranks go on together."""
     cluster = make_cluster(2)
-    steps = 60
     script = [
         *[str(SCRIPTS / "elastic_example.py"), "model=gpt-tiny", "data=synthetic", "trainer=debug", "monitor=off"],
-        *["trainer.detect_anomaly=false", f"trainer.max_steps={steps}", f"parallel={parallel}", "sample_bytes=0"],
+        *["trainer.detect_anomaly=false", "trainer.max_steps=100000", f"parallel={parallel}", "sample_bytes=0"],
         *["checkpoint=async_sharded", "checkpoint.every_n_steps=5", "name=survives", "elastic=degrade"],
     ]
-    with start(cluster, script, "--run=survives", f"--record={tmp_path}", cwd=tmp_path) as hosts:
+    options = ("--run=survives", f"--record={tmp_path}")
+    with start(cluster, script, *options, cwd=tmp_path) as hosts:
         hosts.wait_for_output(0, "step 12 of 4 ranks", deadline_s=DEADLINE_S)
         if lost == "rank":
-            printed = hosts.output(1)
-            (pid,) = re.findall(r"\[b:3\] pid (\d+)", printed)
+            pid = re.findall(r"\[b:\d\] pid (\d+)", hosts.output(1))[-1]
             os.kill(int(pid), signal.SIGKILL)
-            first, second = hosts.wait(deadline_s=DEADLINE_S)
-            first.check()
-            second.check()
-            assert f"step {steps} of 4 ranks" in first.output
+            printed = hosts.wait_for_output(0, "round 2, after step ", deadline_s=DEADLINE_S)
+            assert not printed.endswith("round 2, after step 0\n")
+            hosts.wait_for_output(1, "round 2, after step ", deadline_s=DEADLINE_S)
+            (tmp_path / "enough").touch()
+            for result in hosts.wait(deadline_s=DEADLINE_S):
+                result.check()
             return
         victim = 0 if lost == "leader" else 1
-        hosts.kill(victim)
         left = 1 - victim
-        hosts.wait_for_output(left, "of 2 ranks", deadline_s=DEADLINE_S)
-        with start(
-            cluster, script, "--run=survives", f"--record={tmp_path}", hosts="ab"[victim], cwd=tmp_path
-        ) as again:
-            (result,) = hosts.wait(ranks=[left], deadline_s=DEADLINE_S)
-            result.check()
+        hosts.kill(victim)
+        hosts.wait_for_output(left, "step 12 of 2 ranks", deadline_s=DEADLINE_S)
+        with start(cluster, script, *options, hosts="ab"[victim], cwd=tmp_path) as again:
+            again.wait_for_output(0, "of 4 ranks", deadline_s=DEADLINE_S)
+            (tmp_path / "enough").touch()
             (returned,) = again.wait(deadline_s=DEADLINE_S)
             returned.check()
-            assert f"step {steps} of 4 ranks" in result.output + returned.output
+        (result,) = hosts.wait(ranks=[left], deadline_s=DEADLINE_S)
+        result.check()

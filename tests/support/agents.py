@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading import Endpoint, Pace, open_session
+from lightning_dist.elastic.leading.channel import _reset
 from lightning_dist.elastic.leading.socket_session import SocketSession
 from lightning_dist.elastic.policy.events import FirstStep, RoundStopped
 from lightning_dist.elastic.policy.situation import State
@@ -57,14 +58,20 @@ class Agent:
         """This host leads."""
         return self.leader is not None and not self.leader.is_over
 
-    def kill(self) -> None:
-        """End as a process does that is killed: the kernel closes its connections, and nobody says a word."""
+    def kill(self, *, with_reset: bool = False) -> None:
+        """End as a process does that is killed: the kernel closes its connections, and nobody says a word.
+
+        Args:
+            with_reset: It resets them, as it does where something was not read yet.
+        """
         node: Any = self.session._node
 
         def die() -> None:
             members = [] if node._leader is None else node._leader._members.values()
             for channel in (node._channel, *(member.channel for member in members)):
-                if channel is not None:
+                if channel is not None and with_reset:
+                    _reset(channel._writer)
+                elif channel is not None:
                     channel._writer.transport.abort()
             if node._server is not None:
                 node._server.close()

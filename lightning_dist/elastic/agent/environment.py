@@ -58,6 +58,7 @@ def rank_environment(
         "WORLD_SIZE": world_size,
         "LOCAL_WORLD_SIZE": local_size,
         "GROUP_RANK": group_rank,
+        "NODE_RANK": group_rank,
         "GROUP_WORLD_SIZE": len(names),
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": world_size,

@@ -18,7 +18,7 @@ class Refusal:
 
     Attributes:
         number: Of the round.
-        is_void: Who has it is dead: the next number is free.
+        is_void: Who has it leads no more: the next number is free.
         reason: For people.
     """
 
@@ -27,13 +27,13 @@ class Refusal:
     reason: str
 
 
-async def claim_round(duties: Duties, number: int, *, is_dead: Callable[[str, str], bool]) -> Refusal | None:
+async def claim_round(duties: Duties, number: int, *, is_void: Callable[[str], bool]) -> Refusal | None:
     """Claim a round; ``None``: it is ours.
 
     Args:
         duties: Who leads; with a fence.
         number: Of the round.
-        is_dead: Whether a host's process of an instance is known to be dead.
+        is_void: Whether a host is known to lead no more.
 
     Raises:
         LaunchError: Storage did not answer for a minute.
@@ -51,8 +51,8 @@ async def claim_round(duties: Duties, number: int, *, is_dead: Callable[[str, st
             await asyncio.sleep(duties.pace.ping_s)
     if claim.instance == duties.instance:
         return None
-    if is_dead(claim.host, claim.instance):
-        return Refusal(number, True, f"round {number} was claimed by host {claim.host}, which is gone")
+    if is_void(claim.host):
+        return Refusal(number, True, f"round {number} was claimed by host {claim.host}, which leads no more")
     reason = (
         f"round {number} of run {duties.run} is claimed by host {claim.host} already: it trains, or an earlier start "
         "of the run did; if none runs any more, give another folder with --fence"

@@ -70,6 +70,7 @@ class Leader:
         self._round = duties.last_round
         self._stop: Stop | None = None
         self._end: End | None = None
+        self._has_closed = False
         self._slowness = Slowness(duties.options)
         self._turn = asyncio.Lock()
         self._is_over = asyncio.Event()
@@ -82,9 +83,19 @@ class Leader:
                 duties.recorder.took_over(self._round)
 
     @property
+    def round(self) -> Round | None:
+        """The newest."""
+        return self._round
+
+    @property
     def round_number(self) -> int:
         """Of the newest round."""
         return 0 if self._round is None else self._round.number
+
+    @property
+    def is_serving(self) -> bool:
+        """It leads, or tells those that come now that the run has ended."""
+        return not self.is_over or (self._end is not None and not self._has_closed)
 
     @property
     def is_over(self) -> bool:
@@ -95,10 +106,13 @@ class Leader:
         """Lead until the run ends or :meth:`stand_down`; then let the members go."""
         try:
             if self.duties.lost is not None:
-                await self.hear(HostLost(*self.duties.lost, "it led, and is gone"))
+                host, is_certain = self.duties.lost
+                silent_s = 0.0 if is_certain else self.duties.pace.deadline_s
+                await self.hear(HostLost(host, is_certain, "it led, and is gone", silent_s))
             await self._lead()
             await self._until_all_left()
         finally:
+            self._has_closed = True
             parting = self.parting or Parting("the run has ended")
             channels = [member.channel for member in self._members.values()]
             await asyncio.gather(*(channel.close(parting.reason, is_end=parting.is_end) for channel in channels))
@@ -267,9 +281,10 @@ class Leader:
 
     async def _start_round(self, action: StartRound) -> None:
         if self.duties.fence is not None:
-            refusal = await claim_round(self.duties, action.number, is_dead=self._is_dead)
+            refusal = await claim_round(self.duties, action.number, is_void=self._is_void)
             if refusal is not None:
                 self.stand_down(Parting(refusal.reason, refusal=refusal))
+            if self.is_over:
                 return
         seats = tuple(self._seats[host] for host in action.hosts)
         self._round = Round(action.number, seats, self.duties.run, action.reason)
@@ -280,10 +295,9 @@ class Leader:
         if self.duties.recorder is not None:
             self.duties.record(self.duties.recorder.began(action, self._round, self._clock()))
 
-    def _is_dead(self, host: str, instance: str) -> bool:
-        """A process that had claimed a round is known to have ended."""
-        member = self._members.get(host)
-        return host in self._dead or (member is not None and member.hello.instance != instance)
+    def _is_void(self, host: str) -> bool:
+        """Who has claimed a round leads no more: it is dead, or a member here, and has told of all its rounds."""
+        return host in self._dead or host in self._members
 
     def _hosts(self) -> tuple[str, ...]:
         return () if self._round is None else tuple(seat.host for seat in self._round.seats)

@@ -146,7 +146,7 @@ class Node:
     def _status(self) -> Status:
         state, leader = self._state, self._leader
         known = 0 if state.round is None else state.round.number
-        if leader is None or leader.is_over:
+        if leader is None or not leader.is_serving:
             return Status(state.host, False, state.term, known)
         return Status(state.host, True, leader.duties.term, max(known, leader.round_number))
 
@@ -188,8 +188,9 @@ class Node:
         if parting is None:  # the run has ended
             return
         self._setup.say(f"host {state.host} leads no more: {parting.reason}")
-        if parting.newer is not None:
-            state.heard_of(parting.newer)
+        for heard in (leader.round, parting.newer):
+            if heard is not None and (state.round is None or heard.number > state.round.number):
+                state.heard_of(heard)
         if parting.refusal is not None and parting.refusal.is_void:
             last = state.round or Round(0, (), leader.duties.run)
             state.heard_of(replace(last, number=parting.refusal.number), has_stopped=True)
@@ -221,7 +222,7 @@ class Node:
         if message.get("kind") == "status":
             channel.send(messages.status_to_json(self._status()))
             await channel.receive()  # until the other side hangs up
-        elif self._leader is None or self._leader.is_over:
+        elif self._leader is None or not self._leader.is_serving:
             channel.send({"kind": "refused", "reason": "it does not lead"})
         else:
             await self._leader.serve(channel, messages.hello_from_json(message))

@@ -1,4 +1,7 @@
-"""The example, with a callback that says which rank has done which step: ``elastic_example.py OVERRIDE...``."""
+"""The example, with a callback by which each host says which step is done: ``elastic_example.py OVERRIDE...``.
+
+It trains until there is a file ``enough`` in the working directory.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,13 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "train.py"
 
 class Narrator(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        print(f"pid {os.getpid()}")
+        print(f"pid {os.getpid()}, round {os.environ['HIERDIST_ROUND']}, after step {trainer.global_step}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.is_global_zero:
+        if trainer.local_rank == 0:
             print(f"step {trainer.global_step} of {trainer.world_size} ranks")
+        if trainer.strategy.reduce_boolean_decision(Path("enough").exists(), all=False):
+            trainer.should_stop = True
 
 
 class NarratedTrainer(pl.Trainer):

@@ -29,6 +29,7 @@ def test_a_rank_knows_its_place_as_under_torchrun() -> None:
         "WORLD_SIZE": "4",
         "LOCAL_WORLD_SIZE": "1",
         "GROUP_RANK": "1",
+        "NODE_RANK": "1",
         "GROUP_WORLD_SIZE": "2",
         "ROLE_RANK": "3",
         "ROLE_WORLD_SIZE": "4",

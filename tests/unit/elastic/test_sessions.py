@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 from pathlib import Path
@@ -100,6 +101,7 @@ def test_a_round_that_was_stopped_before_the_agent_took_it_is_not_started() -> N
         until(lambda: a.session._inbox._round is not None, "a was told of the round")
         b.session.tell(WorkerFailed("b", 1, value.first_rank("b"), Cause.SIGNAL))
         b.stop()
+        until(lambda: a.session._inbox._round != value, "a was told to stop")
         assert a.next().number == 2
         assert b.next().number == 2
         assert a.session.order() is None
@@ -111,10 +113,15 @@ def test_a_slow_host_is_reported_once_and_stays() -> None:
         for agent in agents:
             agent.ready()
         in_round(agents)
-        for step in range(2, 14):
+        steps = itertools.count(2)
+
+        def said() -> list[str]:
+            step = next(steps)
             a.session.tell(Progress("a", 1, step, (0.1, 0.1)))
             b.session.tell(Progress("b", 1, step, (0.5, 0.5)))
-        until(lambda: a.said, "that b is slow")
+            return a.said
+
+        until(said, "that b is slow")
         for agent in agents:
             agent.session.tell(RoundDone(agent.host, 1))
         assert a.end().exit_code == 0

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lightning_dist.config.elastic import ElasticConfig
+from lightning_dist.elastic.leading.fence import Fence
 from lightning_dist.elastic.policy.events import Cause, HostLeaves, OptionsTold, RoundDone, Snapshot, WorkerFailed
 from lightning_dist.elastic.policy.situation import Waits
 from lightning_dist.elastic.session import End
@@ -114,6 +117,15 @@ def test_a_host_that_led_and_is_started_anew_joins_the_leader_there_is() -> None
         assert b.leads
 
 
+@pytest.mark.parametrize("with_reset", [False, True], ids=["closed", "reset"])
+def test_the_other_half_goes_on_alone_if_the_leader_is_known_to_be_dead(with_reset: bool) -> None:
+    with Party(2, min_hosts=1, max_hosts=2) as party:
+        a, b = begun(party, "ab")
+        a.kill(with_reset=with_reset)
+        b.stop()
+        assert in_round([b], step=3).number == 2
+
+
 def test_a_leader_that_was_stopped_finds_that_the_others_went_on_and_joins_them() -> None:
     with Party(2, min_hosts=1, max_hosts=3) as party:
         a, b, c = begun(party, "abc")
@@ -154,4 +166,27 @@ def test_with_a_fence_half_of_the_hosts_go_on_and_the_other_half_does_not(tmp_pa
             assert value.number == 2
         a.stop()
         until(lambda: "a" in b.leader._members, "a joins b")
-        assert sorted(path.name for path in (tmp_path / "named").iterdir()) == ["round-00000001", "round-00000002"]
+        assert sorted(path.name for path in (tmp_path / "named").glob("round-*")) == [
+            "round-00000001",
+            "round-00000002",
+        ]
+
+
+def test_a_round_that_was_claimed_by_a_leader_that_died_before_it_began_is_passed_over(tmp_path: Path) -> None:
+    with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path) as party:
+        a, b = begun(party, "ab")
+        Fence(tmp_path, "named").claim(2, host="a", instance=a.session._node._state.instance)
+        a.kill()
+        b.stop()
+        assert in_round([b], step=3).number == 3
+
+
+def test_a_round_that_a_host_elsewhere_has_claimed_is_not_started_and_the_run_ends_here(tmp_path: Path) -> None:
+    with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path, seek_s=0.5) as party:
+        a, b = begun(party, "ab")
+        Fence(tmp_path, "named").claim(2, host="z", instance="other")
+        a.kill()
+        b.stop()
+        end = b.end()
+        assert end.exit_code == 1
+        assert "round 2 of run named is claimed by host z already" in end.reason
