@@ -24,10 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(given)
     path = arguments.output or RESULTS / f"{today()}-elastic.json"
+    lines = (arguments.output or RESULTS / "elastic.json").with_suffix(".faults.jsonl")  # whatever the day
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     about = {"date": today(), "commit": commit(), "command": " ".join(["python -m benchmarks.elastic", *given])}
     with tempfile.TemporaryDirectory(prefix="hierdist-bench-") as folder:
-        for name, result in _results(arguments, Path(folder), path.with_suffix(".faults.jsonl"), print):
+        for name, result in _results(arguments, Path(folder), lines, print):
             document["results"][name] = {**about, **result}
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
             path.with_suffix(".md").write_text("\n".join(markdown(document)) + "\n", encoding="utf-8")
