@@ -8,7 +8,9 @@ by itself says nothing of training.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -17,6 +19,7 @@ from lightning_dist.build import RunContext
 from lightning_dist.capture.patches import Patches
 from lightning_dist.comm.flight_recorder import last_operation
 from lightning_dist.comm.freeing import free_groups
+from lightning_dist.comm.testimony import position_of
 from lightning_dist.elastic.detect.last_words import leave_words
 from lightning_dist.elastic.detect.phases import Phase
 from lightning_dist.elastic.detect.pulse import Pulse
@@ -128,12 +131,8 @@ class Heartbeat(pl.Callback):
         if self._freed is not None and self._freed not in str(exception) and hasattr(exception, "add_note"):
             exception.add_note(self._freed)  # from Python 3.11 on
         if isinstance(exception, Exception):
-            leave_words(
-                pulse.folder,
-                pulse.local_rank,
-                f"{type(exception).__name__}: {exception}",
-                _last_collective(_run_of(trainer)),
-            )
+            said = f"{type(exception).__name__}: {exception}"
+            leave_words(pulse.folder, pulse.local_rank, said, _Doing.now(_run_of(trainer)).last_collective)
         self._enter(Phase.ENDING)
         self._close(trainer)
 
@@ -160,13 +159,45 @@ class Heartbeat(pl.Callback):
 
     def _free(self, pulse: Pulse, run: RunContext | None, why: str) -> None:
         """In the thread that watches for the order: end every wait of this process for other ranks."""
-        last = _last_collective(run)
-        said = why if last is None else f"{why}; its last collective: {last}"
+        doing = _Doing.now(run)
+        said = f"{why}; it {doing}"
         self._freed = said
-        leave_words(pulse.folder, pulse.local_rank, said, last)
+        leave_words(pulse.folder, pulse.local_rank, said, doing.last_collective)
         if run is not None:
             run.collectives.activity.release(said)
         free_groups()
+
+
+@dataclass(frozen=True)
+class _Doing:
+    """What this process does between ranks.
+
+    Attributes:
+        waits: Whether the seam knows that it waits.
+        words: What the seam says, or where the thread of training is.
+        recorded: What torch's flight recorder says. It knows nothing of shared memory, and everything of what went
+            beside the seam.
+    """
+
+    waits: bool
+    words: str
+    recorded: str | None
+
+    @classmethod
+    def now(cls, run: RunContext | None) -> _Doing:
+        """From any thread, also while others are blocked."""
+        if run is None:
+            where = position_of(threading.main_thread().ident or 0)
+            return cls(False, f"is at {where}", last_operation())
+        return cls(*run.collectives.activity.describe(), last_operation())
+
+    @property
+    def last_collective(self) -> str | None:
+        """The operation it waits in, or was in last; ``None``: nobody knows of one."""
+        return str(self) if self.waits else self.recorded
+
+    def __str__(self) -> str:
+        return self.words if self.recorded is None else f"{self.words} (flight recorder: {self.recorded})"
 
 
 def pulse_of(trainer: pl.Trainer) -> Pulse | None:
@@ -187,17 +218,6 @@ def attach(trainer: pl.Trainer) -> None:
 
 def _run_of(trainer: pl.Trainer) -> RunContext | None:
     return getattr(trainer.strategy, "run_context", None)
-
-
-def _last_collective(run: RunContext | None) -> str | None:
-    """What the seam says that this rank waits in, and what torch's flight recorder says; the latter knows nothing of
-    shared memory, and everything of what went beside the seam.
-    """
-    waits, doing = (False, "") if run is None else run.collectives.activity.describe()
-    recorded = last_operation()
-    if not waits:
-        return recorded
-    return doing if recorded is None else f"{doing} (flight recorder: {recorded})"
 
 
 def _saving(pulse: Pulse, save: Callable[..., None]) -> Callable[..., None]:

@@ -6,7 +6,7 @@ later start compares itself with it, and a run that has its first size again is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -61,7 +61,7 @@ class _AtReference(pl.Callback):
             self._reference = self._present
         saved, self._saved = self._saved, None
         if saved is not None:
-            _count_anew(trainer, saved.ranks * saved.micro_batch / (self._present.ranks * self._present.micro_batch))
+            _count_anew(trainer, saved, self._present)
 
     def resize(self, trainer: pl.Trainer, reference: Batch) -> Resized:
         """What the present size makes of the batch."""
@@ -90,6 +90,7 @@ class ScaledRate(_AtReference):
         super().__init__()
         self._rate = rate
         self._hooks: list[Any] = []
+        self._restoring: list[Callable[[], None]] = []
 
     @property
     def factor(self) -> float:
@@ -125,13 +126,18 @@ class ScaledRate(_AtReference):
                 group["lr"] = group["lr"] * self.factor
 
         def restore(*_: Any) -> None:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, rates, strict=False):  # none outside of a step
                 group["lr"] = rate
+            rates.clear()
 
+        self._restoring.append(restore)  # where the step's closure raises, the second hook is not called
         self._hooks += [optimizer.register_step_pre_hook(scale), optimizer.register_step_post_hook(restore)]
 
     def _release(self) -> None:
         hooks, self._hooks = self._hooks, []
+        restoring, self._restoring = self._restoring, []
+        for restore in restoring:
+            restore()
         for hook in hooks:
             hook.remove()
 
@@ -146,6 +152,7 @@ class KeptBatch(_AtReference):
     def __init__(self, *, is_cut: bool = False) -> None:
         super().__init__()
         self._is_cut = is_cut
+        self._asked: dict[str, Any] = {}  # what the user has given the Trainer
 
     def resize(self, trainer: pl.Trainer, reference: Batch) -> Resized:
         """The same global batch."""
@@ -167,7 +174,7 @@ class KeptBatch(_AtReference):
             data.batch_size = new.micro_batch
         ratio = old.ranks * old.micro_batch / (new.ranks * new.micro_batch)
         for name in _COUNTED_IN_BATCHES:
-            count = getattr(trainer, name)
+            count = self._asked.setdefault(name, getattr(trainer, name))
             if count and isinstance(count, int) and not isinstance(count, bool):
                 setattr(trainer, name, max(1, round(count * ratio)))
 
@@ -180,13 +187,18 @@ def _present(trainer: pl.Trainer) -> Batch:
     return Batch(part["num_replicas"] if part else 1, size, trainer.accumulate_grad_batches)
 
 
-def _count_anew(trainer: pl.Trainer, ratio: float) -> None:
-    """Count batches that are done, in this epoch and in all, as if each had had the present size."""
+def _count_anew(trainer: pl.Trainer, saved: Batch, present: Batch) -> None:
+    """Count batches that are done, in this epoch and in all, as if each had had the present size.
+
+    Checkpoints are saved between two steps, and the next step has all of its batches in the present size, too.
+    """
     progress = trainer.fit_loop.epoch_loop.batch_progress
-    if ratio == 1:
+    if saved == present:
         return
+    ratio = saved.global_size / present.global_size  # of steps
     for counted in (progress.total, progress.current):
-        moved = round(counted.ready * ratio) - counted.ready
+        steps = counted.ready / saved.accumulation
+        moved = round(steps * ratio) * present.accumulation - counted.ready
         for name in ("ready", "started", "processed", "completed"):  # a batch under way stays one batch under way
             setattr(counted, name, getattr(counted, name) + moved)
 

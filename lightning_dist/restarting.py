@@ -112,7 +112,7 @@ class GoingOn:
         folder = self._launched.agent
         if folder is None or not self._ways.is_first_of_host:
             return
-        known = self._trail or Trail(time.time())
+        known = self._trail or Trail(math.inf if self._launched.is_restart else time.time())
         unnamed = next((str(each.dirpath) for each in self._unnamed if each.dirpath is not None), known.unnamed)
         self._trail = replace(known, folders=tuple(dict.fromkeys([*known.folders, *self._folders()])), unnamed=unnamed)
         trail.leave(folder, self._trail)

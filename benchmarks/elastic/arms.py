@@ -41,6 +41,7 @@ class Arm:
         name: In tables.
         is_ours: ``hierdist launch``.
         words: Options of torchrun.
+        rendezvous: Options of its rendezvous.
         environment: Variables for the agents.
         training: Words for the script: each arm saves where it can go on from.
     """
@@ -48,6 +49,7 @@ class Arm:
     name: str
     is_ours: bool = False
     words: tuple[str, ...] = ()
+    rendezvous: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     training: tuple[str, ...] = ()
 
@@ -73,10 +75,13 @@ class Arm:
                 str(shape.ranks_per_host), *meeting, "--host", host, "--address", addresses[host], "--run", "bench",
                 "--record", str(folder / "record"), *self.words, "--", *script, *self.training,
             ]  # fmt: skip
+        # It looks for its own host's name in the endpoint, and all hosts here have the same name.
+        rendezvous = ",".join([*self.rendezvous, f"is_host={int(addresses[host] == first)}"])
         return [
             str(python), "-m", "torch.distributed.run", "--nnodes", hosts, "--nproc-per-node",
             str(shape.ranks_per_host), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:{_PORT}", "--rdzv-id",
-            "bench", "--local-addr", addresses[host], "--max-restarts", "1000", *self.words, *script, *self.training,
+            "bench", "--local-addr", addresses[host], "--max-restarts", "1000", "--rdzv-conf", rendezvous, *self.words,
+            *script, *self.training,
         ]  # fmt: skip
 
 
@@ -93,9 +98,10 @@ ARMS = {
         Arm("torchrun", training=_THEIRS),
         Arm(
             "torchrun-fastest",
-            words=(
-                "--monitor-interval", "0.1", "--rdzv-conf",
-                "join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=10",
+            words=("--monitor-interval", "0.1"),
+            rendezvous=(
+                "join_timeout=60", "last_call_timeout=1", "keep_alive_interval=1", "keep_alive_max_attempt=3",
+                "read_timeout=10",
             ),
             environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
             training=_THEIRS,

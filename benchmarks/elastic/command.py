@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=["2x2", "3x1"], help="of recovery")
     parser.add_argument("--fault", nargs="+", choices=recovery.FAULTS, default=list(recovery.FAULTS))
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="of recovery")
+    parser.add_argument("--parallel", nargs="+", default=["ddp"], help="of recovery: ddp, zero2, zero3, ...")
     parser.add_argument("--trials", type=int, default=20, help="of each fault under us")
     parser.add_argument("--other-trials", type=int, default=5, help="of each fault under torchrun")
     parser.add_argument("--limit-s", type=float, default=120.0, help="after that, recovery is taken for never")
@@ -73,12 +75,20 @@ def _results(arguments: argparse.Namespace, folder: Path, say: Callable[[str], N
 
 
 def _recoveries(arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> Iterator[Result]:
-    for shape in arguments.shape:
-        for fault in arguments.fault:
-            for name in arguments.arms:
-                arm = ARMS[name]
-                result = recovery.run_trials(
-                    arm, SHAPES[shape], fault, trials=arguments.trials if arm.is_ours else arguments.other_trials,
-                    limit_s=arguments.limit_s, folder=folder / f"{shape}-{name}", say=say,
-                )  # fmt: skip
-                yield f"recovery:{shape}:{fault}:{name}", result
+    every = itertools.product(arguments.parallel, arguments.shape, arguments.fault, arguments.arms)
+    for parallel, shape, fault, name in every:
+        key, arm = f"recovery:{shape}:{fault}:{name}:{parallel}", ARMS[name]
+        say(key)
+        yield (
+            key,
+            recovery.run_trials(
+                arm,
+                SHAPES[shape],
+                fault,
+                parallel=parallel,
+                trials=arguments.trials if arm.is_ours else arguments.other_trials,
+                limit_s=arguments.limit_s,
+                folder=folder / f"{shape}-{name}-{parallel}",
+                say=say,
+            ),
+        )

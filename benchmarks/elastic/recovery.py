@@ -25,6 +25,7 @@ def run_trials(
     shape: Shape,
     fault: str,
     *,
+    parallel: str,
     trials: int,
     limit_s: float,
     folder: Path,
@@ -36,6 +37,7 @@ def run_trials(
         arm: Who launches.
         shape: How many hosts and ranks.
         fault: Of :data:`FAULTS`.
+        parallel: Of the model.
         trials: How many.
         limit_s: After that, recovery is taken for never.
         folder: For runs, each in one of its own.
@@ -44,8 +46,9 @@ def run_trials(
     done: list[Recovery | None] = []
     reasons: list[str] = []
     found: list[Incident] = []
+    training = Training(_ENDLESS, ("--parallel", parallel))
     while len(done) < trials:
-        with Scene(arm, shape, folder / f"{fault}-{len(done)}", Training(_ENDLESS)) as scene:
+        with Scene(arm, shape, folder / f"{fault}-{len(done)}", training) as scene:
             try:
                 newest = scene.steps_after(0, HEALTHY_STEPS, world=_full(shape), deadline_s=_START_S)
             except NeverHappened as reason:

@@ -38,15 +38,15 @@ def _recoveries(results: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "## From a fault to the next step"
     yield ""
-    yield "| shape | fault | launched by | p50, s | p99, s | most steps lost | never | of | phases, s | date, commit |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield "| shape | model | fault | launched by | p50, s | p99, s | most steps lost | never | of | phases, s | date, commit |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for name, each in sorted(results.items()):
-        _, shape, fault, arm = name.split(":")
+        _, shape, fault, arm, parallel = name.split(":")
         numbers = [f"{each[key]:.1f}" if key in each else "-" for key in ("p50_s", "p99_s")]
         lost = each.get("most_steps_lost", "-")
         phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in each.get("phases", {}).items())
         yield (
-            f"| {shape} | {_NAMES[fault]} | {arm} | {numbers[0]} | {numbers[1]} | {lost} | {each['never']} | "
+            f"| {shape} | {parallel} | {_NAMES[fault]} | {arm} | {numbers[0]} | {numbers[1]} | {lost} | {each['never']} | "
             f"{each['trials']} | {phases} | {each['date']}, {each['commit']} |"
         )
 

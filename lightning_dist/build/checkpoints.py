@@ -28,7 +28,9 @@ from lightning_dist.checkpoint.host_copies import HostCopies
 from lightning_dist.checkpoint.host_pieces import Held, HostPiece, TiedTo
 from lightning_dist.checkpoint.late_copy import Late
 from lightning_dist.checkpoint.manifest import Manifest
+from lightning_dist.checkpoint.mirror import MemoryFolder
 from lightning_dist.checkpoint.objects import Encoded
+from lightning_dist.checkpoint.repeated import Repeatable, save_again
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
@@ -87,6 +89,7 @@ class Saved:
 
 class _Copied(NamedTuple):
     state: dict[str, Any]  # to be written
+    layout: tuple[tuple[Any, ...], ...]  # of its tensors
     size_bytes: int
     late_bytes: int  # of these, what is copied late
 
@@ -150,6 +153,7 @@ class CheckpointSaver:
         self._has_saved = False
         self._has_failed = False
         self._is_for_memory = False  # what is being written
+        self._planned: tuple[Repeatable, tuple[tuple[Any, ...], ...]] | None = None  # of the last save into memory only
         self.kept_step: int | None = None
         self.on_committed: Callable[[int], None] = lambda step: None
         self.skipped = 0
@@ -283,8 +287,10 @@ class CheckpointSaver:
         if failure is not None and self._is_for_memory:
             warnings.warn(f"a checkpoint is not kept in memory: {failure}", stacklevel=2)
             failure = self.kept_step = None
-        else:
-            self._has_failed = failure is not None
+        elif failure is not None:
+            self.kept_step, self._has_failed = None, True
+        elif not self._is_for_memory:
+            self._has_failed = False
         if failure is None:
             self._do_afterwards()
             return
@@ -398,7 +404,9 @@ class CheckpointSaver:
         state: dict[str, Any] = {name: Held(tuple(own)) for name, own in pieces.items()}
         for each in held:
             state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
-        return _Copied(state, sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late))
+        return _Copied(
+            state, tuple(described), sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late)
+        )
 
     def _mirror_of(self, folder: Folder | None, kept_as: str | None) -> Mirror | None:
         is_kept = self._config.replica != "off"
@@ -415,12 +423,16 @@ class CheckpointSaver:
 
     def _write(self, target: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run
-        stand_back()
+        if not isinstance(target, MemoryFolder):  # which is to be there before the next failure, and takes little
+            stand_back()
         self._caller_is_gone.wait(_HEAD_START_S)
         start_ns = run.events.clock_ns()
         if copied.late_bytes:
             with run.events.measure(LATE_COPY, lane="checkpoint", size_bytes=copied.late_bytes):
                 self._copies.copy_rest()
+        if isinstance(target, MemoryFolder) and mirror is not None and self._save_again(target, mirror, copied, record):
+            return _Written(None, (run.events.clock_ns() - start_ns) / 1e9)
+        planned: list[Repeatable] = []
         manifest = sharded.save(
             copied.state,
             target,
@@ -431,16 +443,55 @@ class CheckpointSaver:
             chunk_bytes=self._config.chunk_bytes,
             written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
             intact=self._copies.complete,
+            remember=planned.append,
         )
+        if isinstance(target, MemoryFolder):
+            self._planned = (planned[0], copied.layout)
         end_ns = run.events.clock_ns()
         run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=copied.size_bytes)
         if mirror is not None and self._replicas is not None:
             with run.events.measure(SPREAD, lane="checkpoint"):
-                self._replicas.spread(mirror)
+                is_spread = torch.tensor(int(self._replicas.spread(mirror)))
             group = self._group.process_group
             assert group is not None, "ranks do not meet in shared memory for it"
-            watchful.barrier(group, torch.device("cpu"), run.collectives)
-            self._replicas.forget_others(mirror)
+            watchful.all_reduce(is_spread, torch.distributed.ReduceOp.MIN, group, run.collectives)
+            self._settle_memory(mirror, is_spread=bool(is_spread))
         if isinstance(step := record.get("step"), int):
             self.on_committed(step)
         return _Written(manifest, (end_ns - start_ns) / 1e9)
+
+    def _settle_memory(self, mirror: Mirror, *, is_spread: bool) -> None:
+        """Older ones go, unless the loss of a host would leave nothing of this one."""
+        assert self._replicas is not None
+        if is_spread:
+            self._replicas.forget_others(mirror)
+        else:
+            self.kept_step = None
+
+    def _save_again(self, target: MemoryFolder, mirror: Mirror, copied: _Copied, record: Mapping[str, Any]) -> bool:
+        """Write by the plan of the save before, if there is one, and spread; whether that is a checkpoint."""
+        replicas = self._replicas
+        if self._planned is None or replicas is None:
+            return False
+        run, (planned, layout) = self._run, self._planned
+        is_spread = save_again(
+            planned,
+            copied.state,
+            target,
+            rank=run.rank,
+            host=run.cluster.host_of(run.rank),
+            group=self._group.process_group if run.cluster.world_size > 1 else None,
+            record=record,
+            is_same=layout == copied.layout
+            and planned.is_for({name: each for name, each in copied.state.items() if isinstance(each, Encoded)}),
+            intact=self._copies.complete,
+            written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
+            spread=lambda: replicas.spread(mirror),
+        )
+        if is_spread is None:
+            target.written.clear()
+            return False
+        self._settle_memory(mirror, is_spread=is_spread)
+        if isinstance(step := record.get("step"), int):
+            self.on_committed(step)
+        return True

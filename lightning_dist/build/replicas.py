@@ -110,11 +110,11 @@ class Replicas:
         kept = KeptFolder(self._keepers.all, name)
         return Mirror(MemoryFolder(kept) if storage is None else MirroredFolder(storage, kept), name)
 
-    def spread(self, mirror: Mirror) -> None:
-        """Send what this rank has written to its buddy; if that fails, there is a warning."""
-        buddy = self._keepers.buddy
+    def spread(self, mirror: Mirror) -> bool:
+        """Send what this rank has written to its buddy; whether that is there. If it fails, there is a warning."""
+        buddy, is_there = self._keepers.buddy, True
         if buddy is None:
-            return
+            return is_there
         for file in mirror.folder.written:
             try:
                 size = self._own.list(mirror.name).get(file)
@@ -123,6 +123,8 @@ class Replicas:
                 buddy.write(mirror.name, file, self._parts(mirror.name, file, size))
             except StorageError as error:
                 warnings.warn(f"a checkpoint is not kept on another host: {error}", stacklevel=2)
+                is_there = False
+        return is_there
 
     def forget_others(self, mirror: Mirror) -> None:
         """Drop what this host keeps of older checkpoints; after all ranks have spread this one."""

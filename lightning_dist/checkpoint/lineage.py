@@ -6,11 +6,14 @@ script may have begun anew.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lightning_dist.checkpoint.catalog import Checkpoint, Found
 
+_CLOCKS_S = 60.0
+"""Clocks of a run's hosts may differ by so much."""
 RUN = "run"
 """Entry of a manifest's record: which run has saved it."""
 
@@ -28,10 +31,14 @@ class Lineage:
     begun_s: float
 
     def has_saved(self, checkpoint: Checkpoint) -> bool:
-        """Whether this run has saved it: by the run's name if both have one, else by when it was committed."""
+        """Whether this run has saved it: by the run's name if both have one, and by when it was committed.
+
+        A name may be given to a later run, too.
+        """
         saved_by = checkpoint.manifest.record.get(RUN)
         if self.run is not None and saved_by is not None:
-            return bool(saved_by == self.run)
+            is_old = not math.isinf(self.begun_s) and checkpoint.manifest.created_s < self.begun_s - _CLOCKS_S
+            return bool(saved_by == self.run) and not is_old
         return checkpoint.manifest.created_s >= self.begun_s
 
     def newest_first(self, found: Iterable[Found]) -> list[Found]:

@@ -41,13 +41,14 @@ class Encoded:
     data: bytes
 
 
-def encode(value: object, name: str, *, allow: Iterable[Global] = ()) -> Encoded:
+def encode(value: object, name: str, *, allow: Iterable[Global] = (), reads_back: bool = True) -> Encoded:
     """An object as bytes.
 
     Args:
         value: Plain values, containers, tensors, and what :func:`allowed` lists.
         name: Of the object, for messages.
         allow: More that may be in it; reading it back takes the same.
+        reads_back: Try whether it can be read; what it refers to is looked at in any case.
 
     Raises:
         CheckpointError: It holds something that could not be read back without running its code.
@@ -65,6 +66,8 @@ def encode(value: object, name: str, *, allow: Iterable[Global] = ()) -> Encoded
             f"object {name!r} holds {', '.join(unsafe)}, which cannot be read back without running code. Save plain "
             "values instead (a state_dict, settings), or pass the classes as allow= to both saving and loading"
         )
+    if not reads_back:
+        return encoded
     try:
         decode(encoded.data, name, allow=allow)
     except CheckpointError as error:

@@ -20,7 +20,7 @@ import os
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,8 +48,14 @@ class _Save:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """Travels with each result to the coordinator."""
+class Written:
+    """Travels with each result to the coordinator.
+
+    Attributes:
+        place: Where it is.
+        sizes: Of a chunk of a tensor.
+        file: All of it.
+    """
 
     place: ByteRange
     sizes: tuple[int, ...]
@@ -67,6 +73,12 @@ class ShardWriter(StorageWriter):
         intact: Raises if the values are not what they are to be; called once they have been written.
         clock: Seconds since 1970.
         written: See :class:`ShardStream`.
+
+    Attributes:
+        manifest: Of what is committed; on the coordinator.
+        plan: What this rank has written last.
+        metadata: Of the whole checkpoint; on the coordinator.
+        results: What each rank has written; on the coordinator.
     """
 
     def __init__(
@@ -89,6 +101,9 @@ class ShardWriter(StorageWriter):
         self._written = written
         self._save_id = ""
         self.manifest: Manifest | None = None
+        self.plan: SavePlan | None = None
+        self.metadata: Metadata | None = None
+        self.results: tuple[tuple[WriteResult, ...], ...] = ()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins, to the folder that was given."""
@@ -117,6 +132,7 @@ class ShardWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's file, in the calling thread."""
+        self.plan = plan
         done: Future[list[WriteResult]] = Future()
         done.set_result(self._write(plan, planner))
         self._intact()
@@ -129,7 +145,15 @@ class ShardWriter(StorageWriter):
             CheckpointError: A file is not there or of another size than its writer said, or a chunk was not written, or
                 another save has begun here.
         """
-        manifest = self._manifest(metadata, [result for part in results for result in part])
+        self.metadata, self.results = metadata, tuple(map(tuple, results))
+        manifest = manifest_of(
+            metadata,
+            [result for part in results for result in part],
+            save_id=self._save_id,
+            record=self._record,
+            url=self._folder.url,
+            created_s=self._clock(),
+        )
         self._check(manifest)
         data = formats.encode(manifest)
         self._folder.write(manifest_file(self._save_id), [data])
@@ -174,46 +198,70 @@ class ShardWriter(StorageWriter):
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         if not plan.items:
             return []
-        stream = ShardStream([_source(item, planner) for item in plan.items], written=self._written)
+        stream = ShardStream([source_of(item, planner) for item in plan.items], written=self._written)
         name = shard_file(self._rank, plan.storage_data.save_id)
         self._folder.write(name, stream)
         file = FileEntry(stream.size_bytes, stream.crc32, self._rank, self._host)
         return [
-            WriteResult(item.index, size, _Written(ByteRange(name, start, size, crc), _sizes(item), file))
+            WriteResult(item.index, size, Written(ByteRange(name, start, size, crc), _sizes(item), file))
             for item, start, crc in zip(plan.items, stream.starts, stream.crcs, strict=True)
             for size in [_size_bytes(item)]
         ]
 
-    def _manifest(self, metadata: Metadata, results: list[WriteResult]) -> Manifest:
-        chunks: dict[str, list[Chunk]] = {}
-        objects: dict[str, ByteRange] = {}
-        files: dict[str, FileEntry] = {}
-        for result in results:
-            written, index = result.storage_data, result.index
-            files[written.place.file] = written.file
-            if index.offset is None:
-                objects[index.fqn] = written.place
-            else:
-                chunks.setdefault(index.fqn, []).append(Chunk(tuple(index.offset), written.sizes, written.place))
-        tensors: dict[str, TensorEntry] = {}
-        for name, entry in metadata.state_dict_metadata.items():
-            if isinstance(entry, TensorStorageMetadata):
-                kept = tuple(chunks.get(name, ()))
-                tensors[name] = TensorEntry(dtype_name(entry.properties.dtype), tuple(entry.size), kept)
-            elif name not in objects:
-                raise CheckpointError(f"{self._folder.url}: no rank wrote object {name!r}")
-        return Manifest(
-            tensors=tensors,
-            aliases=dict(metadata.planner_data),
-            objects=objects,
-            files=dict(sorted(files.items())),
-            save_id=self._save_id,
-            created_s=self._clock(),
-            record=self._record,
-        )
+
+def manifest_of(
+    metadata: Metadata,
+    results: Sequence[WriteResult],
+    *,
+    save_id: str,
+    record: Mapping[str, Any],
+    url: str,
+    created_s: float,
+) -> Manifest:
+    """What the coordinator commits.
+
+    Args:
+        metadata: As planned.
+        results: Of all ranks.
+        save_id: Of the save.
+        record: See :class:`Manifest`.
+        url: Of the folder, for messages.
+        created_s: Now, seconds since 1970.
+
+    Raises:
+        CheckpointError: No rank wrote an object.
+    """
+    chunks: dict[str, list[Chunk]] = {}
+    objects: dict[str, ByteRange] = {}
+    files: dict[str, FileEntry] = {}
+    for result in results:
+        written, index = result.storage_data, result.index
+        files[written.place.file] = written.file
+        if index.offset is None:
+            objects[index.fqn] = written.place
+        else:
+            chunks.setdefault(index.fqn, []).append(Chunk(tuple(index.offset), written.sizes, written.place))
+    tensors: dict[str, TensorEntry] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            kept = tuple(chunks.get(name, ()))
+            tensors[name] = TensorEntry(dtype_name(entry.properties.dtype), tuple(entry.size), kept)
+        elif name not in objects:
+            raise CheckpointError(f"{url}: no rank wrote object {name!r}")
+    return Manifest(
+        tensors=tensors,
+        aliases=dict(metadata.planner_data),
+        objects=objects,
+        files=dict(sorted(files.items())),
+        save_id=save_id,
+        created_s=created_s,
+        record=dict(record),
+    )
 
 
-def _source(item: WriteItem, planner: SavePlanner) -> Source:
+def source_of(item: WriteItem, planner: SavePlanner) -> Source:
+    """The bytes of an item."""
+
     def read() -> memoryview:
         data = planner.resolve_data(item)
         return data.getbuffer() if item.type == WriteItemType.BYTE_IO else bytes_of(data)  # type: ignore[union-attr, arg-type]  # by its type

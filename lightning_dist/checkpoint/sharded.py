@@ -24,6 +24,7 @@ from lightning_dist.checkpoint.catalog import Checkpoint
 from lightning_dist.checkpoint.load_planner import FillPlanner
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.objects import Global
+from lightning_dist.checkpoint.repeated import Repeatable
 from lightning_dist.checkpoint.save_planner import CHUNK_BYTES, SharedSavePlanner, nothing_to_check
 from lightning_dist.checkpoint.shard_reader import ShardReader
 from lightning_dist.checkpoint.shard_writer import ShardWriter
@@ -49,6 +50,7 @@ def save(
     allow: Sequence[Global] = (),
     written: Callable[[int], None] = lambda size_bytes: None,
     intact: Callable[[], None] = nothing_to_check,
+    remember: Callable[[Repeatable], None] | None = None,
 ) -> Manifest | None:
     """Write a checkpoint; when this returns, it is committed.
 
@@ -63,6 +65,7 @@ def save(
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
         written: See :class:`~lightning_dist.checkpoint.shard_stream.ShardStream`.
         intact: Raises if the state's values are not what they are to be; called before they are read, and after.
+        remember: Takes what :func:`~lightning_dist.checkpoint.repeated.save_again` needs, once it is committed.
 
     Returns:
         The manifest on the group's first rank, ``None`` on the others.
@@ -74,6 +77,8 @@ def save(
         f"saving {folder.url}",
         lambda alone: dcp.save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
     )
+    if remember is not None and writer.plan is not None:
+        remember(Repeatable(writer.plan, writer.metadata, writer.results))
     return writer.manifest
 
 

@@ -96,7 +96,7 @@ class Activity:
             return True, "waits in " + ", ".join(dict.fromkeys(waits))
         last = self._last
         since = f"; its last operation, {last[0]}, ended {time.monotonic() - last[1]:.1f} s ago" if last else ""
-        return False, f"is at {_position(self._main)}, in no operation between ranks{since}"
+        return False, f"is at {position_of(self._main)}, in no operation between ranks{since}"
 
     def _say(self, what: str) -> None:
         if self._listener is not None:
@@ -173,12 +173,11 @@ class Testimony:
             statement: What this rank saw.
             where: Turns a rank into words.
         """
-        if self._activity.released is not None:  # whoever released it knows who began it, and will not wait
-            return self._activity.released
         with self._lock:
-            if self._verdict is None:
+            if self._verdict is None and self._activity.released is None:
                 self._verdict = self._judge(statement, where)
-            return self._verdict
+            # Whoever has released this rank knows who began it, and will not wait.
+            return self._activity.released or self._verdict or ""
 
     @property
     def statement(self) -> str | None:
@@ -222,12 +221,14 @@ class Testimony:
 
         def collect_and_agree() -> None:
             self._collect(heard)
+            if self._activity.released is not None:  # the others have not had their time to answer
+                return
             found.append(self._store.compare_set("verdict", "", self._conclude(heard, where)).decode())
 
         reached = self._post(statement, own_fault=False)
         if not (reached and Bounded(collect_and_agree, name=_THREAD).succeeds(2 * self._grace_s)):
             return self._without_store(where)
-        return found[0]
+        return found[0] if found else ""
 
     def _conclude(self, heard: Mapping[int, Mapping[str, object]], where: Callable[[int], str]) -> str:
         # Another thread of the rank that began it may be the first to ask, and hears all but its own rank.
@@ -260,7 +261,7 @@ class Testimony:
                     if "statement" not in heard.get(rank, {}) and self._store.check([key]):
                         heard[rank] = {**heard.get(rank, {}), **json.loads(self._store.get(key))}
             began = self._is_own_fault or any(said.get("own_fault") for said in heard.values())
-            if began or self._store.check(["verdict"]):
+            if began or self._activity.released is not None or self._store.check(["verdict"]):
                 return
             for said in heard.values():
                 said["idle"] = "statement" not in said and not said["waits"]
@@ -296,7 +297,7 @@ def _dismiss(
         witness.join(timeout_s)
 
 
-def _position(thread: int) -> str:
+def position_of(thread: int) -> str:
     """File, line and function in which a thread is, seen from the user's code where that is on the stack."""
     innermost = frame = sys._current_frames().get(thread)
     while frame is not None and _is_library(frame.f_code.co_filename):

@@ -11,6 +11,7 @@ What a sharded checkpoint holds, by name:
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -117,15 +118,16 @@ def save(
     others = {name: value for name, value in rest.pop("state_dict", {}).items() if not isinstance(value, Tensor)}
     rank = mode.setting.run.rank
     objects: dict[str, Encoded] = {}
+    made = functools.partial(encode, reads_back=not in_memory or saver.kept_step is None)  # often, and alike each time
     for index, state in enumerate(rest.pop("optimizer_states", ())):
         prefix = f"{OPTIMIZER}{index}/"
         tensors += _named(prefix, held.of_optimizer(optimizers[index], state))
         name = f"{prefix}{RANK}{rank}"
-        objects[name] = encode(_values_of(held, optimizers[index], state), name)
+        objects[name] = made(_values_of(held, optimizers[index], state), name)
     name = f"{RANK}{rank}"
-    objects[name] = encode({"random": _collect_rng_states(), "loaders": _loaders_of(rest)}, name)
+    objects[name] = made({"random": _collect_rng_states(), "loaders": _loaders_of(rest)}, name)
     if rank == 0:
-        objects[REST] = encode({"checkpoint": rest, "state_dict": others}, REST)
+        objects[REST] = made({"checkpoint": rest, "state_dict": others}, REST)
     record = {
         "step": rest.get("global_step"),
         "epoch": rest.get("epoch"),

@@ -17,6 +17,7 @@ from tests.support.keepers import ending_keepers
 from tests.support.ranks import Died, RankPool
 
 STORED = {"mode": "async_sharded"}
+KINDS = [pytest.param(STORED, id="sharded", marks=pytest.mark.sweep), pytest.param("full", id="full")]
 
 
 def run_killed(ranks: RankPool, start: Start, world_size: int = 2) -> None:
@@ -36,7 +37,7 @@ def assert_same(got: list[Any], step: int, wanted: dict[str, torch.Tensor]) -> N
             assert torch.equal(weights[name], value), name
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "zero2"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.sweep), "zero2"])
 def test_from_a_snapshot_that_only_memory_has(ranks: RankPool, tmp_path: Path, parallel: str) -> None:
     start = Start(tmp_path / "run", killed_at=5, parallel=parallel, saves_every=3)
     prepare(start)
@@ -62,7 +63,7 @@ def test_from_storage_where_memory_is_gone_or_older(ranks: RankPool, tmp_path: P
     assert_same(got, 3, uninterrupted(ranks, tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("checkpoint", [STORED, "full"], ids=["sharded", "full"])
+@pytest.mark.parametrize("checkpoint", KINDS)
 def test_from_storage_in_a_folder_that_the_script_does_not_name(
     ranks: RankPool, tmp_path: Path, checkpoint: Any
 ) -> None:
@@ -78,7 +79,7 @@ def test_from_storage_in_a_folder_that_the_script_does_not_name(
     assert sorted(path.name for path in folder.iterdir())[-1].startswith(f"step={STEPS}")
 
 
-@pytest.mark.parametrize("checkpoint", [STORED, "full"], ids=["sharded", "full"])
+@pytest.mark.parametrize("checkpoint", KINDS)
 def test_what_an_earlier_run_saved_there_is_left_alone(ranks: RankPool, tmp_path: Path, checkpoint: Any) -> None:
     start = Start(tmp_path / "run", saves_every=2, checkpoint=checkpoint, killed_at=5)
     prepare(start)

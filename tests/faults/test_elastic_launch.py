@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.fresh import Command, FreshRanks, run_script
@@ -122,6 +123,19 @@ def command_line(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], tu
         return code, capsys.readouterr().err
 
     return run
+
+
+@pytest.mark.sweep
+def test_ranks_die_with_the_template_and_start_again_from_another() -> None:
+    with FreshRanks([Command(launch("1:0:wait,1:1:wait"))]) as ranks:
+        rank, *_ = waiting(ranks)
+        template = psutil.Process(rank).parent()
+        assert template is not None
+        template.kill()
+        (result,) = ranks.wait(deadline_s=DEADLINE_S)
+        assert result.returncode == 0
+        assert result.stdout.count("round 2, rank ") == 2
+        assert ranks.survivors(within_s=5) == []
 
 
 @pytest.mark.sweep

@@ -97,3 +97,27 @@ def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: s
             returned.check()
         (result,) = hosts.wait(ranks=[left], deadline_s=DEADLINE_S)
         result.check()
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+def test_a_host_that_is_preempted_loses_no_step(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    cluster = make_cluster(2)
+    script = [
+        *[str(SCRIPTS / "elastic_example.py"), "model=gpt-tiny", "data=synthetic", "trainer=debug", "monitor=off"],
+        *["trainer.detect_anomaly=false", "trainer.max_steps=100000", "sample_bytes=0", "elastic=degrade"],
+        *["checkpoint=async_sharded", "checkpoint.every_n_steps=1000", "name=preempted"],
+    ]
+    with start(cluster, script, "--run=preempted", cwd=tmp_path) as hosts:
+        hosts.wait_for_output(0, "step 12 of 4 ranks", deadline_s=DEADLINE_S)
+        hosts.kill(1, signal.SIGTERM)
+        (left,) = hosts.wait(ranks=[1], deadline_s=DEADLINE_S)
+        assert left.returncode == 143
+        hosts.wait_for_output(0, "of 2 ranks", deadline_s=DEADLINE_S)
+        (tmp_path / "enough").touch()
+        (result,) = hosts.wait(ranks=[0], deadline_s=DEADLINE_S)
+        result.check()
+        done = [int(step) for step in re.findall(r"step (\d+) of 4 ranks", result.stdout)]
+        again = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", result.stdout)]
+        assert done == list(range(1, done[-1] + 1))
+        assert again[0] == done[-1] + 1, result.output

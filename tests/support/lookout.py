@@ -36,7 +36,7 @@ class Lookout:
         folders: Of the hosts' agents; made if they are not there.
         config: The deadlines.
         num_ranks: Of each host.
-        frees: Whether it does something about hangs.
+        frees: Whether it does something about hangs: it is the last rank of the last host that hangs.
     """
 
     def __init__(
@@ -81,13 +81,14 @@ class Lookout:
                 self._free(sights)
 
     def _free(self, sights: Sequence[Sequence[Sight]]) -> None:
-        """Order it; once the others have ended, end those that are stopped."""
+        """Order it; once all others have ended, end the last rank, which is the one that tests let hang."""
         for board in self._boards:
             for local_rank in range(board.num_cells):
                 board.cell(local_rank).order(Order.RELEASE, 1, WHY)
-        beats = [(sight.beat, sight.is_stopped) for host in sights for sight in host if sight.beat is not None]
-        if all(is_stopped or beat.phase >= Phase.ENDING for beat, is_stopped in beats):
-            for beat, is_stopped in beats:
-                if is_stopped:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(beat.pid, signal.SIGKILL)
+        culprit = sights[-1][-1]
+        others = [sight.beat for host in sights for sight in host if sight is not culprit and sight.beat is not None]
+        board = self._boards[-1]
+        has_spoken = culprit.is_stopped or (board.path.parent / f"words.{board.num_cells - 1}.json").exists()
+        if culprit.beat is not None and has_spoken and all(beat.phase >= Phase.ENDING for beat in others):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(culprit.beat.pid, signal.SIGKILL)

@@ -24,6 +24,7 @@ SECRET_BYTES = 32
 _LENGTH = struct.Struct("<I")
 _PEER = struct.Struct("3i")  # process, user, group
 PART_BYTES = 1 << 20
+_SMALL_BYTES = 64 << 10
 _ROLES = wire.Roles(server=b"keeper", client=b"client")
 
 
@@ -32,14 +33,28 @@ class NoKeeperError(StorageError):
 
 
 def send_parts(connection: socket.socket, buffers: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Send bytes of unknown number."""
+    """Send bytes of unknown number; small buffers go together, since each part costs both sides alike."""
+    together = bytearray()
     for buffer in buffers:
         view = memoryview(buffer).cast("B") if len(buffer) else memoryview(b"")
+        if len(view) < _SMALL_BYTES:
+            together += view
+            if len(together) < PART_BYTES - _SMALL_BYTES:
+                continue
+            view = memoryview(b"")
+        if together:
+            _send_part(connection, together)
+            together = bytearray()
         for start in range(0, len(view), PART_BYTES):
-            part = view[start : start + PART_BYTES]
-            connection.sendall(_LENGTH.pack(len(part)))
-            connection.sendall(part)
+            _send_part(connection, view[start : start + PART_BYTES])
+    if together:
+        _send_part(connection, together)
     connection.sendall(_LENGTH.pack(0))
+
+
+def _send_part(connection: socket.socket, part: bytearray | memoryview) -> None:
+    connection.sendall(_LENGTH.pack(len(part)))
+    connection.sendall(part)
 
 
 def receive_parts(connection: socket.socket) -> Iterator[memoryview]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_dist.elastic.policy.events import Cause
 
+_WORDS = 2000  # letters of an error that are told
 _CONSEQUENCES = ("PeerLostError", "CollectiveTimeoutError", "Connection closed by peer", "Connection reset by peer")
 
 
@@ -24,6 +25,7 @@ class Exit:
         cause: Why; ``None``: it ended well.
         detail: For people: what ended it, and its last words.
         is_consequence: Its last words accuse another rank.
+        words: Its last words; empty if it left none.
     """
 
     local_rank: int
@@ -31,6 +33,7 @@ class Exit:
     cause: Cause | None
     detail: str
     is_consequence: bool = False
+    words: str = ""
 
 
 def exit_of(local_rank: int, status: int, *, words: Path, was_short_of_memory: Callable[[], bool]) -> Exit:
@@ -50,7 +53,7 @@ def exit_of(local_rank: int, status: int, *, words: Path, was_short_of_memory: C
     error = _error_in(words)
     is_consequence = any(sign in error for sign in _CONSEQUENCES)
     detail = f"{ended}: {error}" if error else ended
-    return Exit(local_rank, status, Cause.SIGNAL if status < 0 else Cause.EXIT, detail, is_consequence)
+    return Exit(local_rank, status, Cause.SIGNAL if status < 0 else Cause.EXIT, detail, is_consequence, error)
 
 
 class MemoryKills:
@@ -113,7 +116,11 @@ def _error_in(words: Path) -> str:
         text = str(found["error"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+    text = _cut(" ".join(text.split()))
     last = found.get("last_collective")
-    if last:
-        text = f"{text} (last collective: {last})"
-    return " ".join(text.split())
+    return f"{text} (last collective: {_cut(str(last))})" if last else text
+
+
+def _cut(text: str) -> str:
+    """An error may print a tensor; what it is about stands at its beginning, as a rule."""
+    return text if len(text) <= _WORDS else f"{text[:_WORDS]} ..."

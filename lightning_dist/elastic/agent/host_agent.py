@@ -30,7 +30,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from lightning_dist.elastic.agent.command import Program
-from lightning_dist.elastic.agent.environment import rank_environment, words_file
+from lightning_dist.elastic.agent.environment import rank_environment
 from lightning_dist.elastic.agent.exits import Exit, MemoryKills
 from lightning_dist.elastic.agent.folder import AgentFolder
 from lightning_dist.elastic.agent.looking import Lookout
@@ -49,6 +49,8 @@ LEAVE_S = 10.0
 """How long a host that was told to leave waits for the leader's order, in seconds; then its ranks end at once."""
 INTERRUPT_S = 5.0
 """How long ranks have after Ctrl-C, in seconds."""
+TEARDOWN_S = 10.0
+"""How long ranks have to end once they have committed the snapshot they were asked for, in seconds."""
 SNAPSHOT_S = 30.0
 """How long ranks that say nothing of themselves have to end on SIGTERM, in seconds."""
 _ROLE = "default"
@@ -221,7 +223,6 @@ class HostAgent(SimpleElasticAgent):
                 record=parts.record,
             ),
             folder=os.getcwd(),
-            words=str(words_file(parts.folder.path, worker.local_rank)),
         )
         name = f"{parts.host}:{worker.global_rank}"
         log = f"round-{found.number:04}/rank-{worker.global_rank:05}.log"
@@ -306,7 +307,12 @@ class HostAgent(SimpleElasticAgent):
         ranks, host, number = self._ranks, self._parts.host, self._round.number
         assert ranks is not None
         end = self._stop_at_snapshot(stop) if stop.at_snapshot else None
+        ended_before = set(ranks.exits)
         ranks.end(why=stop.reason, hung=self._hung)
+        for local_rank in sorted(set(ranks.exits) - ended_before):
+            if ranks.exits[local_rank].words:
+                rank = self._round.first_rank(host) + local_rank
+                self._parts.say(f"rank {rank} was let go: {ranks.exits[local_rank].words}")
         self._parts.lookout.look(time.monotonic(), now=True)
         self._worker_group.state = WorkerState.STOPPED
         if end is not None:
@@ -327,8 +333,11 @@ class HostAgent(SimpleElasticAgent):
         heard = set(ranks.beats())
         ranks.order(Order.SNAPSHOT_AND_STOP, [one for one in ranks.running if one in heard], why=stop.reason)
         ranks.send(signal.SIGTERM, [one for one in ranks.running if one not in heard])
-        deadline = time.monotonic() + (parts.lookout.options.save_s if heard else SNAPSHOT_S)
-        while ranks.running and time.monotonic() < deadline:
+        deadline_s = time.monotonic() + (parts.lookout.options.save_s if heard else SNAPSHOT_S)
+        while ranks.running and time.monotonic() < deadline_s:
+            if heard and self._answered().issuperset(ranks.running):
+                deadline_s = min(deadline_s, time.monotonic() + TEARDOWN_S)
+                heard = set()  # the snapshot is committed; from now on there is nothing to wait for but their end
             order = parts.orders.next(TURN_S, parts.template)
             if isinstance(order, End):
                 self._end_ranks(order)

@@ -1,11 +1,13 @@
 """What this host's agent is to do next: what the leader orders, and what signals to the agent mean.
 
 The first SIGTERM or SIGUSR1 is a preemption: the leader hears that the host leaves, and has all ranks commit a snapshot
-and stop. A second one ends at once, and so does SIGINT or SIGHUP.
+and stop. A second one ends at once, and so does SIGINT or SIGHUP. One that comes within a second is the first again:
+launchers pass signals on that their children have got as well.
 """
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from lightning_dist.elastic.agent.signals import PREEMPTION, Signals
 from lightning_dist.elastic.policy.events import EndAsked, HostLeaves
 from lightning_dist.elastic.session import End, Session, Stop
 
+SAME_S = 1.0
 TURN_S = 0.1  # how often the leader is asked
 
 
@@ -42,6 +45,7 @@ class Orders:
         self._host = host
         self._say = say
         self._own_end: End | None = None
+        self._told_to_leave_s = -math.inf
         self.leaving: End | None = None
         """How this agent ends once its ranks have stopped: it was told to leave."""
         self.is_interrupted = False
@@ -77,11 +81,14 @@ class Orders:
         return self._own_end or self._session.order()
 
     def _hear(self, number: Signal) -> None:
+        now_s = time.monotonic()
+        if number in PREEMPTION and now_s - self._told_to_leave_s < SAME_S:
+            return
         name = number.name
         end = End(128 + number, f"{name} received by the agent of host {self._host}")
         if number in PREEMPTION and self.leaving is None:
             self._say(f"{name}: this host leaves; its ranks stop at a snapshot (once more: at once)")
-            self.leaving = end
+            self.leaving, self._told_to_leave_s = end, now_s
             self._session.tell(HostLeaves(self._host, detail=name))
             return
         self._say(f"{name}: all ranks end now")

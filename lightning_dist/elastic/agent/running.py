@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from lightning_dist.elastic.agent.environment import template_environment
 from lightning_dist.elastic.agent.folder import AgentFolder
@@ -45,8 +45,9 @@ def run_host(
     """
 
     def say(text: str) -> None:
-        sys.stderr.write(f"hierdist [{options.host}] {text}\n")
-        sys.stderr.flush()
+        with suppress(OSError, ValueError):  # nobody reads any more
+            sys.stderr.write(f"hierdist [{options.host}] {text}\n")
+            sys.stderr.flush()
 
     # A store's only thread asks for the name of each client: without an answering DNS, 5 s a time.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

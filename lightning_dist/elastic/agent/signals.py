@@ -11,7 +11,10 @@ INTERRUPTION = (signal.SIGINT, signal.SIGHUP)
 
 
 class Signals:
-    """Takes note of signals from the start to the end of a ``with`` statement, in the main thread."""
+    """Takes note of signals from the start to the end of a ``with`` statement, in the main thread.
+
+    SIGINT and SIGHUP stay ignored where they were: by ``nohup``, or in the background of a shell.
+    """
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -22,7 +25,8 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._former_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in (*PREEMPTION, *INTERRUPTION):
+        ignored = [number for number in INTERRUPTION if signal.getsignal(number) is signal.SIG_IGN]
+        for number in {*PREEMPTION, *INTERRUPTION} - {*ignored}:
             self._former[number] = signal.signal(number, _note)
         return self
 

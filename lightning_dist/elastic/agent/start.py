@@ -19,14 +19,12 @@ class Start:
         program: What it runs.
         environment: All its variables.
         folder: Where it works.
-        words: File for its last words, should it fail; ``None``: nobody wants them.
     """
 
     key: int
     program: Program
     environment: Mapping[str, str]
     folder: str
-    words: str | None = None
 
     def to_file(self) -> int:
         """A descriptor of an unnamed file that says this; to be closed by the caller."""
@@ -46,5 +44,5 @@ class Start:
             file.seek(0)
             value = json.loads(file.read())
         program = value.pop("program")
-        words = tuple(program["arguments"])
-        return cls(program=Program(Kind(program["kind"]), program["target"], words), **value)
+        arguments = tuple(program["arguments"])
+        return cls(program=Program(Kind(program["kind"]), program["target"], arguments), **value)

@@ -129,7 +129,7 @@ def why_not_forkable() -> str | None:
     if threads > 1:
         return f"a module that was imported has started {threads - 1} threads, which a forked process lacks"
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch is not None and (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()):
         return "a module that was imported has used CUDA, which a forked process cannot use again"
     return None
 

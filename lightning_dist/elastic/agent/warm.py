@@ -204,6 +204,10 @@ class WarmProcess:
 
     def _note(self, message: dict[str, Any]) -> None:
         if message["event"] == "ready":
+            if message["problem"] and isinstance(self._process, Forked):  # it may be the agent that has used CUDA
+                self._may_fork = False
+                self.open()
+                return
             self.is_ready = True
             if message["problem"]:
                 self.close()

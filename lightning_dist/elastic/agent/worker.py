@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import json
 import os
 import random
 import runpy
@@ -13,11 +12,14 @@ import signal
 import sys
 import threading
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 from lightning_dist.elastic.agent.command import Kind, Program
 from lightning_dist.elastic.agent.start import Start
+from lightning_dist.elastic.detect.last_words import leave_words
+from lightning_dist.elastic.launched import AGENT_VARIABLE
 from lightning_dist.parent_watch import bind_workers
 
 _PR_SET_PDEATHSIG = 1
@@ -76,21 +78,21 @@ def run(start: Start) -> NoReturn:
         _run_program(start.program)
     except SystemExit as ended:
         code = ended.code
+        if code and ended.__context__ is not None:  # as Hydra ends: it has shown the error
+            _leave_words(ended.__context__)
     except KeyboardInterrupt:
         code = -signal.SIGINT
     except BaseException as error:
-        if start.words is not None:
-            write_words(start.words, error)
+        _leave_words(error)
         sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
         code = 1
     _end(code)
 
 
-def write_words(path: str, error: BaseException) -> None:
-    """Leave what a rank failed of for the agent, unless there is more in the file already."""
+def _leave_words(error: BaseException) -> None:
+    """Tell the agent what a rank failed of, unless its callbacks have told more."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
-        json.dump({"error": text}, file)
+    leave_words(Path(os.environ[AGENT_VARIABLE]), int(os.environ["LOCAL_RANK"]), text, None)
 
 
 def _replace_process(start: Start) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from lightning_dist import incidents
+from lightning_dist.elastic.leading.aside import aside
+from lightning_dist.elastic.leading.claiming import PATIENCE_S
 from lightning_dist.elastic.leading.duties import Duties
 from lightning_dist.elastic.leading.fence import Fence
 from lightning_dist.elastic.leading.leader import Leader
@@ -20,7 +24,7 @@ from lightning_dist.elastic.policy.situation import LastRound
 from lightning_dist.errors import RecordError
 
 
-def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
+async def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
     """A leader for this host.
 
     Args:
@@ -29,10 +33,10 @@ def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
         term: The leader's number.
 
     Raises:
-        LaunchError: The fence's folder cannot be made.
+        LaunchError: The fence's folder, or that of incidents, cannot be used.
     """
     run = remembered.run or f"{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-    recorder = None if setup.record is None else _recorder(setup, run)
+    storage = await aside(functools.partial(_open_storage, setup, run), timeout_s=PATIENCE_S, what="fence and record")
     duties = Duties(
         host=remembered.host,
         address=remembered.address,
@@ -45,9 +49,9 @@ def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
         last_round=remembered.round,
         is_running=not remembered.has_stopped,
         lost=remembered.lost,
-        fence=None if setup.fence is None else Fence(setup.fence, run),
-        recorder=recorder,
-        lines=None if setup.record is None else LineWriter(setup.record / incidents.FILE, setup.say),
+        fence=storage.fence,
+        recorder=storage.recorder,
+        lines=storage.lines,
     )
     return Leader(duties, _policy(setup, duties, remembered))
 
@@ -71,14 +75,23 @@ def _policy(setup: Setup, duties: Duties, remembered: Remembered) -> Policy:
     )
 
 
-def _recorder(setup: Setup, run: str) -> Recorder:
-    return Recorder(run, first_number=1 + _last_number(setup, setup.record), wall_clock=time.time)
+@dataclass(frozen=True)
+class _Storage:
+    fence: Fence | None
+    recorder: Recorder | None
+    lines: LineWriter | None
 
 
-def _last_number(setup: Setup, folder: Path | None) -> int:
+def _open_storage(setup: Setup, run: str) -> _Storage:
+    fence = None if setup.fence is None else Fence(setup.fence, run)
+    if setup.record is None:
+        return _Storage(fence, None, None)
+    recorder = Recorder(run, first_number=1 + _last_number(setup, setup.record), wall_clock=time.time)
+    return _Storage(fence, recorder, LineWriter(setup.record / incidents.FILE, setup.say))
+
+
+def _last_number(setup: Setup, folder: Path) -> int:
     """Of the incidents that earlier leaders have written down."""
-    if folder is None:
-        return 0
     try:
         return max((incident.number for incident in incidents.read(folder)), default=0)
     except (OSError, RecordError) as error:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lightning_dist.elastic.leading.aside import aside
 from lightning_dist.elastic.leading.duties import Duties
+from lightning_dist.elastic.session import End
 from lightning_dist.errors import LaunchError
 
-_PATIENCE_S = 60.0  # with storage that does not answer
+PATIENCE_S = 60.0
+"""With storage that does not answer, or cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,15 @@ async def claim_round(duties: Duties, number: int, *, is_void: Callable[[str], b
     Raises:
         LaunchError: Storage did not answer for a minute.
     """
-    fence, end_s = duties.fence, duties.clock() + _PATIENCE_S
+    fence, end_s = duties.fence, duties.clock() + PATIENCE_S
     assert fence is not None, "asked only with one"
     while True:
         try:
-            claim = await asyncio.to_thread(fence.claim, number, host=duties.host, instance=duties.instance)
+            claim = await aside(
+                functools.partial(fence.claim, number, host=duties.host, instance=duties.instance),
+                timeout_s=PATIENCE_S,
+                what=f"the claim of round {number}",
+            )
             break
         except LaunchError as error:
             if duties.clock() > end_s:
@@ -58,3 +66,14 @@ async def claim_round(duties: Duties, number: int, *, is_void: Callable[[str], b
         "of the run did; if none runs any more, give another folder with --fence"
     )
     return Refusal(number, False, reason)
+
+
+async def note_end(duties: Duties, end: End) -> None:
+    """Let those that come too late find out at the fence, if there is one."""
+    if duties.fence is None:
+        return
+    note = functools.partial(duties.fence.end, end.exit_code, end.reason)
+    try:
+        await aside(note, timeout_s=duties.pace.deadline_s, what="the end of the run")
+    except LaunchError as error:
+        duties.say(str(error))

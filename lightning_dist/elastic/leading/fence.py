@@ -14,9 +14,11 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lightning_dist.elastic.session import End
 from lightning_dist.errors import LaunchError
 
 _PREFIX = "round-"
+_OVER = "over"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,33 @@ class Fence:
             return _read(target)
         except OSError as error:
             raise LaunchError(f"fence={self._folder}: round {number} cannot be claimed: {error}") from error
+
+    def end(self, exit_code: int, reason: str) -> None:
+        """Say that the run is over, for those that come too late.
+
+        Raises:
+            LaunchError: The folder cannot be written.
+        """
+        own = self._folder / f".{_OVER}-{secrets.token_hex(8)}"
+        try:
+            own.write_text(json.dumps({"exit_code": exit_code, "reason": reason}), encoding="utf-8")
+            own.replace(self._folder / _OVER)
+        except OSError as error:
+            raise LaunchError(f"fence={self._folder}: the end of the run cannot be noted: {error}") from error
+
+    def ended(self) -> End | None:
+        """How the run has ended; ``None``: it has not.
+
+        Raises:
+            LaunchError: The folder cannot be read.
+        """
+        path = self._folder / _OVER
+        try:
+            return End(**json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, TypeError, ValueError) as error:
+            raise LaunchError(f"{path} cannot be read: {error}") from error
 
     def newest(self) -> Claim | None:
         """The claim of the newest round; ``None``: there is none.

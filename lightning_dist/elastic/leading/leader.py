@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_dist.elastic.leading import messages
 from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostError, PartedError
-from lightning_dist.elastic.leading.claiming import Refusal, claim_round
+from lightning_dist.elastic.leading.claiming import Refusal, claim_round, note_end
 from lightning_dist.elastic.leading.duties import Duties, Reactor
 from lightning_dist.elastic.leading.messages import Hello
 from lightning_dist.elastic.leading.slowness import Slowness
@@ -278,6 +278,7 @@ class Leader:
             for host in tuple(self._members):
                 self._send(host, messages.order_to_json(self._end))
             self._is_over.set()
+            await note_end(self.duties, self._end)
 
     async def _start_round(self, action: StartRound) -> None:
         if self.duties.fence is not None:

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+_PATIENCE_S = 10.0
+
 
 class LineWriter:
     """One file; made when its first line comes.
@@ -21,7 +23,7 @@ class LineWriter:
         self._path = path
         self._say = say
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="hierdist-incidents")
+        self._thread = threading.Thread(target=self._write, name="hierdist-incidents", daemon=True)
         self._thread.start()
 
     def put(self, line: str) -> None:
@@ -29,9 +31,9 @@ class LineWriter:
         self._lines.put(line)
 
     def close(self) -> None:
-        """Write what is left, and end. Safe twice."""
+        """Write what is left, and end; storage that does not answer is given up. Safe twice."""
         self._lines.put(None)
-        self._thread.join()
+        self._thread.join(_PATIENCE_S)
 
     def _write(self) -> None:
         has_failed = is_whole = False

@@ -87,7 +87,7 @@ class Node:
             try:
                 channel = await self._seeker.seek(self._begin_to_lead, self._joining)
             except NoLeaderError as error:
-                self._inbox.put_order(End(1, str(error)))
+                self._inbox.put_order(error.end)
                 return
             try:
                 await self._follow(channel)
@@ -152,8 +152,8 @@ class Node:
 
     # -- leading ------------------------------------------------------------------------------------------------------
 
-    def _begin_to_lead(self, term: int) -> None:
-        self._leader = begin(self._setup, self._state, term)
+    async def _begin_to_lead(self, term: int) -> None:
+        self._leader = await begin(self._setup, self._state, term)
         self._leading = asyncio.ensure_future(self._lead(self._leader))
 
     async def _lead(self, leader: Leader) -> None:

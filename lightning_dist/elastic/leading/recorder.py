@@ -127,7 +127,7 @@ class Recorder:
         opened.written = Incident(
             number=self._number,
             what=_what(blame, action, has_left=opened.has_left),
-            who=_who(blame, before),
+            who=_who(blame, before, None if has_ended else self._round),
             detail=reason if blame is None else blame.detail or reason,
             time=opened.time,
             action=action,
@@ -185,9 +185,12 @@ def _lost(blame: Blame | None, before: Round | None) -> tuple[int, ...]:
     return tuple(range(first, first + hosts[blame.host].num_ranks))
 
 
-def _who(blame: Blame | None, before: Round | None) -> str:
+def _who(blame: Blame | None, before: Round | None, after: Round | None) -> str:
+    """Who failed; else the hosts that came or went."""
     if blame is None:
-        return "all hosts"
+        hosts = [{seat.host for seat in value.seats} if value is not None else set() for value in (before, after)]
+        changed = sorted(hosts[0] ^ hosts[1])
+        return f"host{'s' if len(changed) > 1 else ''} {', '.join(changed)}" if changed else "all hosts"
     ranks = _lost(blame, before)
     names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
     return " on ".join(part for part in (names, f"host {blame.host}" if blame.host else "") if part) or "all hosts"

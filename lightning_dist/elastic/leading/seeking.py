@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from lightning_dist.elastic.leading import messages
+from lightning_dist.elastic.leading.aside import aside
 from lightning_dist.elastic.leading.channel import Channel, dial
+from lightning_dist.elastic.leading.fence import Fence
 from lightning_dist.elastic.leading.messages import Status
 from lightning_dist.elastic.leading.remembered import Remembered
 from lightning_dist.elastic.leading.setup import Setup
 from lightning_dist.elastic.leading.succession import Choice, Join, Lead, choose
+from lightning_dist.elastic.session import End
+from lightning_dist.errors import LaunchError
 from lightning_dist.wire import WrongSecretError
+
+_LOOK_S = 30.0  # between two words to people
 
 
 class NoLeaderError(Exception):
-    """There is none in time, or it does not take this host."""
+    """There is none in time, it does not take this host, or the run is over.
+
+    Attributes:
+        end: What the agent is to end with.
+    """
+
+    def __init__(self, reason: str, *, exit_code: int = 1) -> None:
+        super().__init__(reason)
+        self.end = End(exit_code, reason)
 
 
 class _RefusedError(ConnectionError):
@@ -42,7 +58,7 @@ class Seeker:
         self.may_be_dead = False
         """The connection to the last leader was reset: if nobody listens there, it is dead."""
 
-    async def seek(self, lead: Callable[[int], None], joining: Callable[[Channel], None]) -> Channel:
+    async def seek(self, lead: Callable[[int], Awaitable[None]], joining: Callable[[Channel], None]) -> Channel:
         """The connection to who leads, which may be this host.
 
         Args:
@@ -54,11 +70,16 @@ class Seeker:
         """
         setup, start_s = self._setup, time.monotonic()
         limit_s = setup.join_s if self._state.leader is None else setup.seek_s
-        refused_s, reason = 0.0, ""
+        refused_s, reason, next_look_s = 0.0, "", _LOOK_S
         while (waited_s := time.monotonic() - start_s) < limit_s:
+            if waited_s > next_look_s:
+                next_look_s += _LOOK_S
+                setup.say(f"host {self._state.host} has no leader: {reason}; looks for {limit_s - waited_s:.0f} s more")
+                await self._see_whether_it_is_over()
             choice = await self._choose(has_waited=waited_s > setup.first_s)
             if isinstance(choice, Lead):
-                lead(choice.term)
+                await self._see_whether_it_is_over()
+                await lead(choice.term)
                 assert setup.own is not None, "it is this one's turn"
                 choice = Join(setup.own)
             if isinstance(choice, Join):
@@ -83,6 +104,23 @@ class Seeker:
     async def statuses(self) -> list[Status | None]:
         """What each endpoint says of itself; this host's own is known."""
         return list(await asyncio.gather(*(self._ask(index) for index in range(len(self._setup.endpoints)))))
+
+    async def _see_whether_it_is_over(self) -> None:
+        """The fence tells those that come too late."""
+        fence, run = self._setup.fence, self._state.run
+        if fence is None or run is None:
+            return
+        look = functools.partial(_ended, fence, run)
+        try:
+            end = await aside(look, timeout_s=self._setup.pace.deadline_s, what="the end of the run")
+        except LaunchError as error:
+            self._setup.say(str(error))
+            return
+        if end is not None:
+            raise NoLeaderError(
+                f"run {run} is over: {end.reason}; to go on with it, give another folder with --fence",
+                exit_code=end.exit_code,
+            )
 
     async def _choose(self, *, has_waited: bool) -> Choice:
         own = self._setup.own if self.fenced is None else None
@@ -133,3 +171,7 @@ class Seeker:
     async def _dial(self, index: int) -> Channel:
         setup = self._setup
         return await dial(setup.endpoints[index], setup.secret, setup.pace, timeout_s=2 * setup.pace.ping_s)
+
+
+def _ended(folder: Path, run: str) -> End | None:
+    return Fence(folder, run).ended()

@@ -16,6 +16,7 @@ from lightning_dist.elastic.policy.events import Cause
 from lightning_dist.elastic.policy.situation import TRANSITIONS, Presence, Progress, Situation, State
 
 _FRUITLESS_ROUNDS = 3  # a script that cannot start is not started again for ever
+_AT_ONCE_S = 60.0  # what takes longer may have been work, by a script that tells nothing of its steps
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,9 @@ def _settled(situation: Situation, now_s: float) -> Move:
     if options.mode == "off" and (cause is not None or progress.left & set(situation.members)):
         code = cause.exit_code if cause is not None else PREEMPTED_EXIT_CODE
         return _end(situation, now_s, code, f"{reason}; with elastic.mode=off the run ends", blamed=cause)
-    situation = _count_fruitless(situation, cause)
+    situation = _count_fruitless(situation, cause, now_s)
     if situation.fruitless >= _FRUITLESS_ROUNDS and cause is not None:
-        again = f"so have {situation.fruitless} rounds in a row before their first step"
+        again = f"so did {situation.fruitless} rounds in a row, at once"
         return _end(situation, now_s, cause.exit_code, f"{reason}; {again}", blamed=cause)
     restarts = situation.recent(situation.restarts_s, now_s)
     is_failure = cause is not None and cause.cause is not Cause.PREEMPTED
@@ -228,9 +229,10 @@ def _settled(situation: Situation, now_s: float) -> Move:
     return _to(replace(situation, restarts_s=restarts, blame=cause, reason=reason), State.WAITING, now_s)
 
 
-def _count_fruitless(situation: Situation, cause: Blame | None) -> Situation:
-    """Errors of the script before its first step, one like the other, will not pass."""
-    if cause is None or cause.cause is not Cause.EXIT or situation.progress.stepped:
+def _count_fruitless(situation: Situation, cause: Blame | None, now_s: float) -> Situation:
+    """Errors of the script right after its start, one like the other, will not pass."""
+    is_at_once = not situation.progress.stepped and now_s - situation.progress.started_s < _AT_ONCE_S
+    if cause is None or cause.cause is not Cause.EXIT or not is_at_once:
         return replace(situation, fruitless=0)
     is_same = situation.fruitless > 0 and cause.detail == situation.fruitless_error
     return replace(situation, fruitless=situation.fruitless + 1 if is_same else 1, fruitless_error=cause.detail)
@@ -247,7 +249,7 @@ def _start_if_alone(situation: Situation, now_s: float, reason: str) -> Move | N
     busy = {name: replace(situation.hosts[name], presence=Presence.BUSY) for name in hosts}
     started = replace(
         situation, hosts={**situation.hosts, **busy}, number=order.number, members=hosts,
-        leader=situation.terms.host, progress=Progress(), reason="", blame=None,
+        leader=situation.terms.host, progress=Progress(now_s), reason="", blame=None,
     )  # fmt: skip
     return _to(started, State.STARTING, now_s, order)
 

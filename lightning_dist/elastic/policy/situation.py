@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -101,7 +102,7 @@ class Waits:
     stop_s: float = 60.0
     ready_s: float = 60.0
     patience_s: float = 60.0
-    fence_s: float = 5.0
+    fence_s: float = 2.0
     snapshot_s: float = 30.0
 
 
@@ -148,6 +149,7 @@ class Progress:
     """How far a round has come.
 
     Attributes:
+        started_s: When it was ordered; that of a round of another leader is long ago.
         stepped: Hosts whose ranks have all done the first step.
         done: Hosts whose ranks have all ended well.
         stopped: Hosts whose ranks were ended.
@@ -156,6 +158,7 @@ class Progress:
         snapshot_step: Of the newest snapshot committed in this round.
     """
 
+    started_s: float = -math.inf
     stepped: frozenset[str] = frozenset()
     done: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
@@ -198,7 +201,7 @@ class Situation:
         reason: Why it was stopped, for people.
         blame: What it has failed of.
         restarts_s: When rounds have failed.
-        fruitless: So many rounds in a row have failed before their first step, all of ``fruitless_error``.
+        fruitless: So many rounds in a row have failed at once, before their first step, all of ``fruitless_error``.
         fruitless_error: See above.
         enough_s: Since when there are enough hosts; ``None``: there are not.
         ending: Somebody wants the run to end.

@@ -19,10 +19,12 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "train.py"
 
 class Narrator(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.said_step = trainer.global_step
         print(f"pid {os.getpid()}, round {os.environ['HIERDIST_ROUND']}, after step {trainer.global_step}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.local_rank == 0:
+        if trainer.local_rank == 0 and trainer.global_step > self.said_step:  # not after each micro-batch
+            self.said_step = trainer.global_step
             print(f"step {trainer.global_step} of {trainer.world_size} ranks")
         if trainer.strategy.reduce_boolean_decision(Path("enough").exists(), all=False):
             trainer.should_stop = True

@@ -26,7 +26,9 @@ def found(name: str, created_s: float, *, problem: bool = False, **record: Any) 
 @pytest.mark.parametrize(
     ("run", "begun_s", "record", "is_own"),
     [
-        ("a", 9.0, {"run": "a"}, True),  # whatever its age: clocks differ
+        ("a", 9.0, {"run": "a"}, True),  # clocks differ
+        ("a", 99.0, {"run": "a"}, False),  # the name of an earlier run
+        ("a", math.inf, {"run": "a"}, True),
         ("a", 0.0, {"run": "b"}, False),
         ("a", 4.0, {"run": None}, True),
         ("a", math.inf, {}, False),

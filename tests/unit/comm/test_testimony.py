@@ -57,14 +57,16 @@ def make() -> Iterator[Make]:
     """Testimonies of some ranks of a world; closed after the test."""
     made: list[Testimony] = []
 
-    def of(ranks: list[int], world_size: int = 4, store: Any = None, **arguments: Any) -> list[Testimony]:
+    def of(
+        ranks: list[int], world_size: int = 4, store: Any = None, grace_s: float = GRACE_S, **arguments: Any
+    ) -> list[Testimony]:
         shared = dist.HashStore() if store is None else store
         found = [
             Testimony(
                 shared,
                 rank=rank,
                 world_size=world_size,
-                grace_s=GRACE_S,
+                grace_s=grace_s,
                 **{name: value[rank] if isinstance(value, dict) else value for name, value in arguments.items()},
             )
             for rank in ranks
@@ -129,6 +131,17 @@ def test_the_first_verdict_is_everybodys(make: Make) -> None:
         verdicts = set(threads.map(lambda testimony: testimony.verdict("closed", where), [first, third, fourth]))
     assert len(verdicts) == 1
     assert first.verdict("another lane", where) in verdicts
+
+
+def test_who_is_released_does_not_wait_for_the_others(make: Make) -> None:
+    activity, store = Activity(), dist.HashStore()
+    (testimony,) = make([0], store=store, activity=activity, grace_s=60.0)
+    with ThreadPoolExecutor(1) as threads:
+        verdict = threads.submit(testimony.verdict, "peer closed", where)
+        activity.release("the agent says so")
+        assert verdict.result(timeout=30) == "the agent says so"
+    assert testimony.verdict("again", where) == "the agent says so"
+    assert not store.check(["verdict"])  # nobody is called lost who has not had the time to answer
 
 
 def test_the_bell_is_an_alarm_for_those_who_wait(make: Make) -> None:

@@ -24,9 +24,8 @@ def test_one_that_ended_well_is_no_failure(tmp_path: Path) -> None:
 def test_its_last_words_are_told(tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_text(json.dumps({"error": "ValueError: loss\nis nan", "last_collective": "all_reduce 7"}))
-    assert ended(1, words) == Exit(
-        1, 1, Cause.EXIT, "exit code 1: ValueError: loss is nan (last collective: all_reduce 7)"
-    )
+    said = "ValueError: loss is nan (last collective: all_reduce 7)"
+    assert ended(1, words) == Exit(1, 1, Cause.EXIT, f"exit code 1: {said}", words=said)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"error"', "{}"])
@@ -34,6 +33,14 @@ def test_words_that_cannot_be_read_are_no_failure_of_ours(tmp_path: Path, text: 
     words = tmp_path / "words"
     words.write_text(text)
     assert ended(3, words).detail == "exit code 3"
+
+
+def test_long_words_are_cut(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_text(json.dumps({"error": "ValueError: tensor(" + "0., " * 1_000_000}))
+    detail = ended(1, words).detail
+    assert detail.startswith("exit code 1: ValueError: tensor(0., ")
+    assert len(detail) < 3000
 
 
 def test_who_accuses_another_rank_is_not_to_blame(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from lightning_dist.elastic.agent.command import Kind, Program
 from lightning_dist.elastic.agent.folder import AgentFolder
 from lightning_dist.elastic.agent.host_agent import HostAgent, HostParts
 from lightning_dist.elastic.agent.looking import Lookout
-from lightning_dist.elastic.agent.orders import Orders
+from lightning_dist.elastic.agent.orders import SAME_S, Orders
 from lightning_dist.elastic.agent.output import Output
 from lightning_dist.elastic.agent.rendezvous import open_store
 from lightning_dist.elastic.agent.signals import Signals
@@ -305,9 +306,12 @@ def test_a_host_that_is_preempted_leaves_at_a_snapshot(make_scene: MakeScene, si
 
 def test_a_second_signal_ends_at_once(make_scene: MakeScene) -> None:
     scene = make_scene({(1, 0): STUBBORN, (1, 1): STUBBORN})
+    began_s = time.monotonic() + SAME_S  # the first signal comes before that
     scene.once(
         lambda: os.kill(os.getpid(), signal.SIGTERM) is None,
-        lambda: scene.leader.of(HostLeaves) != [] and os.kill(os.getpid(), signal.SIGTERM) is None,
+        lambda: os.kill(os.getpid(), signal.SIGTERM) is None,  # at once: the same, passed on by a launcher
+        lambda: scene.leader.of(HostLeaves) == [HostLeaves(HOST, "SIGTERM")],
+        lambda: time.monotonic() > began_s + SAME_S and os.kill(os.getpid(), signal.SIGTERM) is None,
     )
     assert scene.run().exit_code == 143
     assert scene.leader.of(RoundStopped, RoundDone) == []

@@ -179,15 +179,19 @@ def test_a_script_that_cannot_start_is_not_started_for_ever() -> None:
     assert fleet.number == 5
     fleet.fail("a", Cause.EXIT, exit_code=2, detail="ConfigError: x")
     assert fleet.end.exit_code == 2
-    assert fleet.end.reason.endswith("ConfigError: x; so have 3 rounds in a row before their first step")
+    assert fleet.end.reason.endswith("ConfigError: x; so did 3 rounds in a row, at once")
 
 
-def test_the_same_error_after_some_steps_may_pass() -> None:
+@pytest.mark.parametrize("tells_steps", [True, False])
+def test_the_same_error_after_some_work_may_pass(tells_steps: bool) -> None:
     fleet = running(options={"host_failures": 9})
     for _ in range(5):
-        fleet.fail("a", Cause.EXIT, exit_code=1, detail="ValueError")
-        fleet.step()
-    assert fleet.state is State.RUNNING
+        fleet.fail("a", Cause.EXIT, exit_code=1, detail="exit code 1")
+        if tells_steps:
+            fleet.step()
+        else:
+            fleet.wait(60)
+    assert fleet.number == 6
 
 
 def test_a_snapshot_shows_that_all_have_come_to_their_first_step() -> None:

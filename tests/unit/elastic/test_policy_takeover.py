@@ -76,7 +76,7 @@ def test_with_a_fence_the_smaller_side_leaves_the_larger_one_time() -> None:
     fleet.lose("z", is_certain=False)
     fleet.lose("b", is_certain=False)
     fleet.tell(RoundStopped("a", 4), HostReady("a", 2))
-    fleet.wait(4)
+    fleet.wait(1)
     assert fleet.state is State.WAITING
     fleet.wait(1)
     assert fleet.start.hosts == ("a",)

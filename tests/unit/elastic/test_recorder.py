@@ -106,13 +106,14 @@ def test_a_host_that_is_taken_back_or_told_to_end_is_an_incident_of_its_own(reco
     hear(recorder, 11.0, RoundStopped("a", 1, step=25), RoundStopped("b", 1, step=25))
     written = recorder.began(*started(2, A, B, Seat("c", "", 2), action="regrown"), 11.0)
     assert written is not None
-    assert (written.what, written.lost_ranks, written.blamed_host) == ("regrown", (), None)
+    assert (written.what, written.who, written.lost_ranks, written.blamed_host) == ("regrown", "host c", (), None)
     hear(recorder, 12.0, FirstStep("a", 2, 26), FirstStep("b", 2, 26), FirstStep("c", 2, 26))
     hear(recorder, 13.0, HostLeaves("c", "SIGTERM"))
     hear(recorder, 14.0, RoundStopped("a", 2, step=30))
     written = recorder.began(*started(3, A, B, action="degraded"), 14.0)
     assert written is not None
-    assert (written.number, written.what, written.ranks_before, written.ranks_after) == (5, "preempted", 6, 4)
+    assert (written.number, written.what, written.who) == (5, "preempted", "host c")
+    assert (written.ranks_before, written.ranks_after) == (6, 4)
 
 
 def test_a_failure_before_the_first_step_is_a_second_incident_and_the_steps_are_lost_once(recorder: Recorder) -> None:

@@ -190,3 +190,15 @@ def test_a_round_that_a_host_elsewhere_has_claimed_is_not_started_and_the_run_en
         end = b.end()
         assert end.exit_code == 1
         assert "round 2 of run named is claimed by host z already" in end.reason
+
+
+def test_who_comes_after_the_end_of_a_run_is_told_so_by_the_fence(tmp_path: Path) -> None:
+    with Party(2, min_hosts=1, max_hosts=1, run="named", fence=tmp_path) as party:
+        a = party.agent("a")
+        a.ready()
+        a.session.tell(RoundDone("a", a.next().number))
+        assert a.end().exit_code == 0
+        a.session.leave("training is over")
+        end = party.agent("b").end()
+        assert end.exit_code == 0
+        assert end.reason.startswith("run named is over: training is over; to go on")

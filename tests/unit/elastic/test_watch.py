@@ -231,11 +231,11 @@ _PIECES = st.lists(
             (Phase.BETWEEN, 100.0),
         ]
     ),
-    max_size=60,
+    max_size=20,
 )
 
 
-@given(_PIECES, st.sampled_from([0.1, 0.5, 3.0]))
+@given(_PIECES, st.sampled_from([0.5, 3.0]))
 def test_what_keeps_its_deadlines_is_never_called_a_hang(pieces: list[tuple[Phase, float]], every_s: float) -> None:
     ranks = Ranks(2)
     for phase, seconds in pieces:
