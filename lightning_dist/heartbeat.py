@@ -206,14 +206,21 @@ def pulse_of(trainer: pl.Trainer) -> Pulse | None:
     return next((callback.pulse for callback in callbacks if isinstance(callback, Heartbeat)), None)
 
 
-def attach(trainer: pl.Trainer) -> None:
-    """Let a Trainer's calls beat, from before its ranks meet. Does nothing without an agent; safe to call twice."""
+def attach(trainer: pl.Trainer, *, may_stay: bool = False) -> None:
+    """Let a Trainer's calls beat, from before its ranks meet. Does nothing without an agent; safe to call twice.
+
+    Args:
+        trainer: Whose.
+        may_stay: This process means to stay for the next round, should another rank fail.
+    """
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # it is made in __init__
     found = next((callback for callback in callbacks if isinstance(callback, Heartbeat)), None)
     if found is None:
         found = Heartbeat()
         callbacks.insert(0, found)  # so that a step counts as done before what others do after it
     found.open()
+    if may_stay and found.pulse is not None:
+        found.pulse.offer_to_stay()
 
 
 def _run_of(trainer: pl.Trainer) -> RunContext | None:

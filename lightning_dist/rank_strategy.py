@@ -37,6 +37,8 @@ from lightning_dist.launch import FunctionLauncher, RankLauncher
 from lightning_dist.parent_watch import watch_parent
 
 BroadcastT = TypeVar("BroadcastT")
+_STAYING_MODES = ("ddp",)
+"""With these nothing is left of a failed fit, in the process, that another start there would find."""
 
 
 class RankStrategy(ParallelStrategy):
@@ -150,7 +152,7 @@ class RankStrategy(ParallelStrategy):
         """Join the other ranks."""
         super().setup_environment()
         if self.launched.agent is not None and self.lightning_module is not None:
-            heartbeat.attach(self.lightning_module.trainer)
+            heartbeat.attach(self.lightning_module.trainer, may_stay=self._may_stay)
         reset_seed()
         self.set_world_ranks()
         assert self.cluster_environment is not None
@@ -166,6 +168,12 @@ class RankStrategy(ParallelStrategy):
         self._run = build.open_run(self.topology_config, self.sync_config, events=self.events, device=self.root_device)
         if self.world_size > 1:
             self._agreement = build.open_agreement(self._run)
+
+    @property
+    def _may_stay(self) -> bool:
+        """Whether this process may run the script once more, when another rank has failed."""
+        mode, device = self.parallel_config.mode, self.root_device.type
+        return self.launched.can_stay and mode in _STAYING_MODES and device == "cpu"
 
     def _meet(self, timeout: timedelta) -> None:
         """Make the default process group, unless there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ AGENT_VARIABLE = "HIERDIST_AGENT"
 RUN_VARIABLE = "HIERDIST_RUN"
 ROUND_VARIABLE = "HIERDIST_ROUND"
 RECORD_VARIABLE = "HIERDIST_RECORD"
+PROCESS_VARIABLE = "HIERDIST_PROCESS"
+"""Process id of a rank that can stay for the next round, see :mod:`lightning_dist.elastic.agent.staying`; what it
+starts itself inherits the variable, and is another process."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Launched:
         round: Which start of the run this is, from 1.
         num_hosts: Hosts of this round; ``None``: only an agent of ours knows better than the script.
         record: Folder in which agents write down incidents; ``None``: nobody does.
+        can_stay: Whether the script can be run once more in this process.
     """
 
     agent: Path | None = None
@@ -31,6 +36,7 @@ class Launched:
     round: int = 1
     num_hosts: int | None = None
     record: str | None = None
+    can_stay: bool = False
 
     @property
     def is_restart(self) -> bool:
@@ -53,7 +59,12 @@ def launched(environ: Mapping[str, str]) -> Launched:
         number = restarts + 1
     num_hosts = _number(environ, "GROUP_WORLD_SIZE") if agent else None
     return Launched(
-        Path(agent) if agent else None, run or None, number, num_hosts, environ.get(RECORD_VARIABLE) or None
+        Path(agent) if agent else None,
+        run or None,
+        number,
+        num_hosts,
+        environ.get(RECORD_VARIABLE) or None,
+        can_stay=environ.get(PROCESS_VARIABLE) == str(os.getpid()),
     )
 
 

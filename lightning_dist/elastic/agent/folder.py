@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lightning_dist.elastic.agent.environment import words_file
+from lightning_dist.elastic.agent.staying import next_file
 from lightning_dist.elastic.detect.board import FILE, Board
 
 
@@ -32,9 +33,10 @@ class AgentFolder:
         self.close()
 
     def begin_round(self) -> Board:
-        """Make an empty board, and forget what ranks of the last round have said."""
+        """Make an empty board, and forget what ranks of the last round have said, and what was said to them."""
         for local_rank in range(self._num_ranks):
             words_file(self.path, local_rank).unlink(missing_ok=True)
+            next_file(self.path, local_rank).unlink(missing_ok=True)
         former = self.board
         self.board = Board.create(self.path / FILE, self._num_ranks)
         self.board.count_timeouts(former.timeouts)

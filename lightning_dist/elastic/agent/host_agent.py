@@ -10,12 +10,8 @@ Note [who decides]
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from torch.distributed import Store
 from torch.distributed.elastic.agent.server.api import (
@@ -29,21 +25,17 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
-from lightning_dist.elastic.agent.command import Program
-from lightning_dist.elastic.agent.environment import rank_environment
 from lightning_dist.elastic.agent.exits import Exit, MemoryKills
-from lightning_dist.elastic.agent.folder import AgentFolder
-from lightning_dist.elastic.agent.looking import Lookout
-from lightning_dist.elastic.agent.orders import TURN_S, Orders
-from lightning_dist.elastic.agent.output import Output
+from lightning_dist.elastic.agent.host_parts import HostParts
+from lightning_dist.elastic.agent.orders import TURN_S
 from lightning_dist.elastic.agent.rank_group import RELEASE_S, RankGroup
 from lightning_dist.elastic.agent.rendezvous import RunEnded, SessionRendezvous
-from lightning_dist.elastic.agent.start import Start
-from lightning_dist.elastic.agent.warm import TemplateLostError, WarmProcess
+from lightning_dist.elastic.agent.round_starts import RoundStarts
+from lightning_dist.elastic.agent.warm import TemplateLostError
 from lightning_dist.elastic.detect.phases import Order
 from lightning_dist.elastic.policy.events import Cause, Event, RoundDone, RoundStopped, WorkerFailed
 from lightning_dist.elastic.rounds import Round
-from lightning_dist.elastic.session import End, Session, Stop
+from lightning_dist.elastic.session import End, Stop
 
 LEAVE_S = 10.0
 """How long a host that was told to leave waits for the leader's order, in seconds; then its ranks end at once."""
@@ -56,41 +48,6 @@ TEARDOWN_S = 10.0
 SNAPSHOT_S = 30.0
 """How long ranks that say nothing of themselves have to end on SIGTERM, in seconds."""
 _ROLE = "default"
-
-
-@dataclass(frozen=True)
-class HostParts:
-    """What an agent works with; whoever makes it closes it.
-
-    Attributes:
-        host: This host's name.
-        address: Under which other hosts reach it.
-        program: What ranks run.
-        num_ranks: How many run here.
-        environ: Variables that ranks inherit.
-        session: Leads to the leader.
-        orders: From the leader and by signals.
-        folder: Shared with the ranks.
-        template: Of which they are forked.
-        output: Where they print.
-        lookout: Looks after them.
-        record: Folder for incidents.
-        say: Tells people.
-    """
-
-    host: str
-    address: str
-    program: Program
-    num_ranks: int
-    environ: dict[str, str]
-    session: Session
-    orders: Orders
-    folder: AgentFolder
-    template: WarmProcess
-    output: Output
-    lookout: Lookout
-    record: Path | None
-    say: Callable[[str], None]
 
 
 class HostAgent(SimpleElasticAgent):
@@ -121,6 +78,7 @@ class HostAgent(SimpleElasticAgent):
         super().__init__(spec)
         self._memory_kills = MemoryKills()
         self._ranks: RankGroup | None = None
+        self._starts: RoundStarts | None = None
         self._hung: set[int] = set()  # local ranks of this round that were found to hang
         self.end: End | None = None
         """How the run ended."""
@@ -156,6 +114,10 @@ class HostAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
         parts, found = self._parts, self._round
+        starts = RoundStarts(parts, found, self._meeting.master)
+        if self._ranks is not None and self._starts is not None:
+            starts.keep(self._ranks, self._starts)
+        self._starts = starts
         board = parts.folder.begin_round()
         ranks = RankGroup(
             parts.template,
@@ -176,7 +138,7 @@ class HostAgent(SimpleElasticAgent):
         pids: dict[int, int] = {}
         try:
             for worker in worker_group.workers:
-                pids[worker.local_rank] = self._start_rank(worker, self._meeting.master)
+                pids[worker.local_rank] = starts.start(worker.local_rank)
                 ranks.add(worker.local_rank, pids[worker.local_rank])
         except TemplateLostError as error:
             first = found.first_rank(parts.host)
@@ -212,28 +174,19 @@ class HostAgent(SimpleElasticAgent):
     def _tell(self, event: Event) -> None:
         self._parts.session.tell(event)
 
-    def _start_rank(self, worker: Worker, master: tuple[str, int]) -> int:
-        parts, found = self._parts, self._round
-        start = Start(
-            worker.local_rank,
-            parts.program,
-            rank_environment(
-                parts.environ,
-                round=found,
-                host=parts.host,
-                local_rank=worker.local_rank,
-                master=master,
-                folder=parts.folder.path,
-                record=parts.record,
-            ),
-            folder=os.getcwd(),
-        )
-        name = f"{parts.host}:{worker.global_rank}"
-        log = f"round-{found.number:04}/rank-{worker.global_rank:05}.log"
-        with parts.output.of_rank(name, log) as prints:
-            if not parts.template.is_alive:
-                parts.template.open()
-            return parts.template.start(start, stdout=prints.stdout, stderr=prints.stderr)
+    def _is_forked_instead(self, exit_: Exit) -> bool:
+        """Whether another process has taken the place of one that should have gone on, and could not."""
+        ranks, starts = self._ranks, self._starts
+        assert ranks is not None
+        assert starts is not None
+        if not starts.gives_way(exit_.local_rank, ranks):
+            return False
+        self._parts.say(f"its process could not go on ({exit_.detail}): another one is started")
+        try:
+            ranks.add(exit_.local_rank, starts.fork(exit_.local_rank))
+        except TemplateLostError:  # with all ranks: that is found by itself
+            return False
+        return True
 
     def _look_after_ranks(self) -> End | None:
         """From the start of a round to its end. How the run ends, or ``None``: there may be another round."""
@@ -265,7 +218,7 @@ class HostAgent(SimpleElasticAgent):
         """
         ranks = self._ranks
         assert ranks is not None
-        exits = ranks.collect()
+        exits = [exit_ for exit_ in ranks.collect() if exit_.cause is None or not self._is_forked_instead(exit_)]
         events = self._parts.lookout.look(time.monotonic(), now=bool(exits))
         failures = [failure for exit_ in exits if (failure := self._failure(exit_)) is not None]
         events += [failure for failure in failures if not (stopping and self._has_stopped(failure))]
@@ -312,7 +265,8 @@ class HostAgent(SimpleElasticAgent):
         assert ranks is not None
         end = self._stop_at_snapshot(stop) if stop.at_snapshot else None
         ended_before = set(ranks.exits)
-        ranks.end(why=stop.reason, hung=self._hung)
+        stays = not stop.at_snapshot and end is None and self._parts.orders.leaving is None
+        ranks.end(why=stop.reason, hung=self._hung, may_stay=stays)
         for local_rank in sorted(set(ranks.exits) - ended_before):
             if ranks.exits[local_rank].words:
                 rank = self._round.first_rank(host) + local_rank

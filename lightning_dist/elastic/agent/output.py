@@ -70,6 +70,8 @@ class Output:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._streams: dict[str, list[_Stream]] = {}  # by the rank's name
+        self._logging = threading.Lock()  # held while a stream's file is used or becomes another
         self._thread = threading.Thread(target=self._copy, name="hierdist-output", daemon=True)
 
     def __enter__(self) -> Output:
@@ -95,26 +97,41 @@ class Output:
         if not self._with_prefix and self._logs is None:
             yield self._targets
             return
-        file: BinaryIO | None = None
-        if self._logs is not None:
-            path = self._logs / log
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("ab", buffering=0)
         prefix = f"[{name}] ".encode() if self._with_prefix else b""
         writers = []
+        self._streams[name] = []
         for target in self._targets:
             reader, writer = os.pipe()
-            log_file = None if file is None else os.fdopen(os.dup(file.fileno()), "ab", buffering=0)
-            self._selector.register(reader, selectors.EVENT_READ, _Stream(prefix, target, log_file))
+            stream = _Stream(prefix, target, self._open_log(log))
+            self._streams[name].append(stream)
+            self._selector.register(reader, selectors.EVENT_READ, stream)
             writers.append(writer)
-        if file is not None:
-            file.close()
         os.write(self._wake_write, b"+")  # a selector that waits may not see what is added
         try:
             yield Descriptors(*writers)
         finally:
             for writer in writers:
                 os.close(writer)
+
+    def go_on(self, name: str, log: str) -> None:
+        """What a rank prints goes to another file from now on.
+
+        Args:
+            name: As it was given to :meth:`of_rank`.
+            log: Path of the file in the folder for files.
+        """
+        for stream in self._streams.get(name, ()):
+            with self._logging:
+                if stream.log is not None:  # else it has closed its end, or there are no files
+                    stream.log.close()
+                    stream.log = self._open_log(log)
+
+    def _open_log(self, log: str) -> BinaryIO | None:
+        if self._logs is None:
+            return None
+        path = self._logs / log
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
 
     def close(self) -> None:
         """Copy what was printed by now, and end. Safe to call twice."""
@@ -166,8 +183,8 @@ class Output:
     def _write(self, stream: _Stream, pieces: list[bytes]) -> None:
         if not pieces:
             return
-        if stream.log is not None:
-            with suppress(OSError):  # a full disk ends no training
+        with self._logging, suppress(OSError):  # a full disk ends no training
+            if stream.log is not None:
                 stream.log.write(b"".join(pieces))
         text = memoryview(b"".join(stream.prefix + piece for piece in pieces))
         with suppress(OSError):  # nobody reads any more
@@ -175,6 +192,7 @@ class Output:
                 text = text[os.write(stream.target, text) :]
 
     def _end(self, stream: _Stream) -> None:
-        if stream.log is not None:
-            stream.log.close()
-            stream.log = None
+        with self._logging:
+            if stream.log is not None:
+                stream.log.close()
+                stream.log = None

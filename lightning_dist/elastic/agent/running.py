@@ -9,7 +9,8 @@ from contextlib import ExitStack, suppress
 
 from lightning_dist.elastic.agent.environment import template_environment
 from lightning_dist.elastic.agent.folder import AgentFolder
-from lightning_dist.elastic.agent.host_agent import HostAgent, HostParts
+from lightning_dist.elastic.agent.host_agent import HostAgent
+from lightning_dist.elastic.agent.host_parts import HostParts
 from lightning_dist.elastic.agent.looking import Lookout
 from lightning_dist.elastic.agent.options import LaunchOptions
 from lightning_dist.elastic.agent.orders import TURN_S, Orders

@@ -1,10 +1,15 @@
-"""A process forked from the template becomes a rank, and runs the user's command as ``__main__``."""
+"""A process forked from the template becomes a rank, and runs the user's command as ``__main__``.
+
+When another rank has failed it may stay, and run the command once more in the next round; see
+:mod:`lightning_dist.elastic.agent.staying`.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import ctypes
+import dataclasses
 import os
 import random
 import runpy
@@ -17,13 +22,33 @@ from types import TracebackType
 from typing import NoReturn
 
 from lightning_dist.elastic.agent.command import Kind, Program
+from lightning_dist.elastic.agent.ground import Ground
 from lightning_dist.elastic.agent.start import Start
+from lightning_dist.elastic.agent.staying import wait_for_next
 from lightning_dist.elastic.detect.last_words import leave_words
-from lightning_dist.elastic.launched import AGENT_VARIABLE
+from lightning_dist.elastic.detect.phases import Phase
+from lightning_dist.elastic.detect.pulse import Pulse
+from lightning_dist.elastic.launched import AGENT_VARIABLE, PROCESS_VARIABLE
+from lightning_dist.errors import CollectiveTimeoutError, LaunchError, PeerLostError
 from lightning_dist.parent_watch import bind_workers
 
 _PR_SET_PDEATHSIG = 1
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_BY_OTHERS = (PeerLostError, CollectiveTimeoutError)
+"""Errors that say of a rank that another one has failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ending:
+    """How a script has ended.
+
+    Attributes:
+        code: Of its exit.
+        stays: Its process may be that of the next round's rank.
+    """
+
+    code: object = 0
+    stays: bool = False
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -58,9 +83,7 @@ def become(start: Start, *, stdout: int, stderr: int, parent: int) -> None:
     os.dup2(stderr, 2)
     os.close(stdout)
     os.close(stderr)
-    os.environ.clear()
-    os.environ.update(start.environment)
-    os.chdir(start.folder)
+    _become_started(start)
 
 
 def run(start: Start) -> NoReturn:
@@ -72,21 +95,80 @@ def run(start: Start) -> NoReturn:
     """
     if start.program.kind is Kind.PROGRAM:
         _replace_process(start)
-    _begin_anew()
-    code: object = 0
+    ground = Ground((signal.SIGINT, *DEFAULT_SIGNALS))
+    while True:
+        _begin_anew()
+        ending = _run_once(start.program)
+        following = _stay(start, ground) if ending.stays else None
+        if following is None:
+            _end(ending.code)
+        start = following
+
+
+def _run_once(program: Program) -> _Ending:
+    """Run the command to its end. What is raised is told here and not handed out: it holds what the script has made."""
     try:
-        _run_program(start.program)
+        _run_program(program)
     except SystemExit as ended:
-        code = ended.code
-        if code and ended.__context__ is not None:  # as Hydra ends: it has shown the error
+        if ended.code and ended.__context__ is not None:  # as Hydra ends: it has shown the error
             _leave_words(ended.__context__)
+            return _Ending(ended.code, _can_stay(ended.__context__))
+        return _Ending(ended.code)
     except KeyboardInterrupt:
-        code = -signal.SIGINT
+        return _Ending(-signal.SIGINT)
     except BaseException as error:
         _leave_words(error)
-        sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
-        code = 1
-    _end(code)
+        stays = _can_stay(error)
+        if not stays:
+            sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
+        return _Ending(1, stays)
+    return _Ending()
+
+
+def _can_stay(error: BaseException) -> bool:
+    """Whether a script ended because of another rank, and in a way that leaves its process as it was."""
+    if not isinstance(error, _BY_OTHERS):
+        return False
+    with contextlib.suppress(LaunchError), contextlib.closing(_pulse()) as pulse:
+        return pulse.may_stay
+    return False
+
+
+def _pulse() -> Pulse:
+    pulse = Pulse.open()
+    if pulse is None:
+        raise LaunchError(f"{AGENT_VARIABLE} was removed from the environment")
+    return pulse
+
+
+def _stay(start: Start, ground: Ground) -> Start | None:
+    """Take apart what the round has made, and wait for the next one; ``None``: this process is to end."""
+    rank = start.environment["RANK"]
+    _become_started(start)
+    try:
+        problem = ground.restore()
+    except Exception as error:  # of whatever the script has left to be taken apart
+        problem = f"{type(error).__name__}: {error}"
+    if problem is not None:
+        sys.stderr.write(f"rank {rank} ends, since another one has failed, and does not stay: {problem}\n")
+        return None
+    with contextlib.closing(_pulse()) as pulse:
+        pulse.enter(Phase.WAITING)
+    folder, local_rank = Path(start.environment[AGENT_VARIABLE]), int(start.environment["LOCAL_RANK"])
+    environment = wait_for_next(folder, local_rank)
+    if environment is None:
+        return None
+    following = dataclasses.replace(start, environment=environment)
+    _become_started(following)
+    return following
+
+
+def _become_started(start: Start) -> None:
+    """Take on the variables and the folder of a start."""
+    os.environ.clear()
+    os.environ.update(start.environment)
+    os.environ[PROCESS_VARIABLE] = str(os.getpid())
+    os.chdir(start.folder)
 
 
 def _leave_words(error: BaseException) -> None:

@@ -24,13 +24,13 @@ from lightning_dist.errors import LaunchError
 AGENT_VARIABLE = "HIERDIST_AGENT"
 """Names the folder of this host's agent, in the environment of its ranks."""
 FILE = "board"
-_MAGIC = b"hierdist board 3"
+_MAGIC = b"hierdist board 4"
 _HEADER = struct.Struct("<16sI")
 _HEADER_BYTES = 64
 _TIMEOUTS = struct.Struct("<Q")
 # pid, round, step, phase, since, at, beats, snapshot step, answered step, step's seconds, own seconds,
-# started, joined, loaded, first step done, its number
-_BEAT = struct.Struct("<IIqIQQQqqddQQQQq")
+# started, joined, loaded, first step done, its number, whether it may stay
+_BEAT = struct.Struct("<IIqIQQQqqddQQQQq?")
 _WHAT_BYTES = 96
 _MARK = struct.Struct(f"<QIQ{_WHAT_BYTES}s")  # operations begun, threads that wait, since, what
 _WHY_BYTES = 240
@@ -60,6 +60,7 @@ class Beat:
         loaded_ns: When model, data and snapshot were there.
         first_step_ns: When its first step was done.
         first_step: Optimizer steps done in all by then; -1: it has done none.
+        may_stay: Whether its process means to stay for the next round, should another rank fail.
     """
 
     pid: int
@@ -78,6 +79,7 @@ class Beat:
     loaded_ns: int = 0
     first_step_ns: int = 0
     first_step: int = -1
+    may_stay: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,12 @@ class Cell:
             self._beat = replace(self._own(), answered_step=step)
             self._put(self._beat)
 
+    def offer_to_stay(self) -> None:
+        """Say that this process means to stay for the next round, should another rank fail."""
+        with self._lock:
+            self._beat = replace(self._own(), may_stay=True)
+            self._put(self._beat)
+
     def commit(self, step: int) -> None:
         """Say that the snapshot of a step is committed; from any thread, so no sign of training's progress.
 
@@ -264,6 +272,7 @@ class Cell:
             beat.loaded_ns,
             beat.first_step_ns,
             beat.first_step,
+            beat.may_stay,
         )
 
 

@@ -18,6 +18,7 @@ class Phase(enum.IntEnum):
     BETWEEN = 7  # what else runs between two steps: the end of an epoch, callbacks
     ENDING = 8  # training is over, or has failed; the last saves, teardown
     DONE = 9  # it has nothing more to do
+    WAITING = 10  # its round is over; the process stays for the next one
 
 
 class Order(enum.IntEnum):

@@ -108,6 +108,18 @@ class Pulse:
             if self._is_open:
                 self.cell.commit(step)
 
+    def offer_to_stay(self) -> None:
+        """Say that this process means to stay for the next round, should another rank fail."""
+        with self._closing:
+            if self._is_open:
+                self.cell.offer_to_stay()
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether this process has offered to stay, in this round."""
+        beat = self.cell.read()
+        return beat is not None and beat.may_stay
+
     def enter(self, phase: Phase) -> None:
         """It is about something else, or still about the same and making progress."""
         if phase != Phase.TRAINING:

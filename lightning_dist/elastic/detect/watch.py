@@ -146,7 +146,7 @@ class Watch:
             return config.save_s
         if phase == Phase.ENDING:
             return max(config.save_s, config.validation_s)
-        return math.inf if phase == Phase.DONE else config.validation_s
+        return math.inf if phase in (Phase.DONE, Phase.WAITING) else config.validation_s
 
     def _longest_s(self) -> float:
         config = self._config

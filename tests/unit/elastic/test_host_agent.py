@@ -17,15 +17,18 @@ import pytest
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.agent.command import Kind, Program
 from lightning_dist.elastic.agent.folder import AgentFolder
-from lightning_dist.elastic.agent.host_agent import HostAgent, HostParts
+from lightning_dist.elastic.agent.host_agent import HostAgent
+from lightning_dist.elastic.agent.host_parts import HostParts
 from lightning_dist.elastic.agent.looking import Lookout
 from lightning_dist.elastic.agent.orders import SAME_S, Orders
 from lightning_dist.elastic.agent.output import Output
 from lightning_dist.elastic.agent.rendezvous import open_store
 from lightning_dist.elastic.agent.signals import Signals
 from lightning_dist.elastic.agent.start import Start
+from lightning_dist.elastic.agent.staying import wait_for_next
 from lightning_dist.elastic.agent.warm import Ended, TemplateLostError, WarmProcess
 from lightning_dist.elastic.detect.board import Board
+from lightning_dist.elastic.detect.last_words import leave_words
 from lightning_dist.elastic.detect.phases import Order, Phase
 from lightning_dist.elastic.policy.events import (
     Cause,
@@ -56,6 +59,7 @@ class Script:
     left: str | None = None
     is_ready: bool = False
     num_seats_here: int = 2
+    num_ranks_before: int = FIRST
 
     def ready(self, num_ranks: int, store_port: int = 0) -> None:
         assert store_port > 0
@@ -68,7 +72,10 @@ class Script:
             return End(0, "training is over")
         self.is_ready = False
         self.num_rounds += 1
-        seats = (Seat("a", "127.0.0.1", FIRST, 4000), Seat(HOST, "127.0.0.1", self.num_seats_here, 4001))
+        seats = (
+            Seat("a", "127.0.0.1", self.num_ranks_before, 4000),
+            Seat(HOST, "127.0.0.1", self.num_seats_here, 4001),
+        )
         return Round(number=self.num_rounds, seats=seats, run="test")
 
     def tell(self, event: Event) -> None:
@@ -121,6 +128,13 @@ class Processes:
         for one in ended:
             self._close(self._running.pop(one.key))
         return ended
+
+    def end(self, key: int) -> None:
+        """Let a process end well."""
+        process = self._running[key]
+        process.kill()
+        process.wait()
+        process.returncode = 0
 
     def close(self) -> None:
         for process in self._running.values():
@@ -258,6 +272,80 @@ def test_a_rank_that_was_asked_to_stop_at_a_snapshot_is_no_failure(make_scene: M
         RoundStopped(HOST, 1, step=7),
         RoundDone(HOST, 2),
     ]
+
+
+def offered(scene: Scene, *local_ranks: int) -> bool:
+    """Ranks of the first round that offer to stay."""
+    for local_rank in local_ranks:
+        scene.board.cell(local_rank).begin(round=1)
+        scene.board.cell(local_rank).offer_to_stay()
+    return True
+
+
+def waits(scene: Scene, local_rank: int) -> bool:
+    """A rank that takes its round apart, and waits for the next."""
+    leave_words(scene.folder.path, local_rank, "PeerLostError: rank 2 is gone", None)
+    scene.board.cell(local_rank).write(phase=Phase.WAITING)
+    return True
+
+
+def is_let_go(scene: Scene, local_rank: int) -> bool:
+    return scene.board.cell(local_rank).ordered() == (Order.RELEASE, 1)
+
+
+def test_a_process_that_stays_is_a_rank_of_the_next_round(make_scene: MakeScene) -> None:
+    scene = make_scene(
+        {(1, 0): WAIT, (1, 1): ["sh", "-c", "exit 3"]}, reactions=[(WorkerFailed, Stop(1, "rank 3 failed"))]
+    )
+
+    def goes_on() -> bool:
+        environment = wait_for_next(scene.folder.path, 0, timeout_s=0)
+        if environment is None:
+            return False
+        assert (environment["RANK"], environment["HIERDIST_ROUND"]) == ("2", "2")
+        scene.processes.end(0)
+        return True
+
+    scene.once(lambda: offered(scene, 0), lambda: is_let_go(scene, 0) and waits(scene, 0), goes_on)
+    assert scene.run().exit_code == 0
+    assert scene.leader.of(WorkerFailed, RoundStopped, RoundDone) == [
+        WorkerFailed(HOST, 1, FIRST + 1, Cause.EXIT, "exit code 3", exit_code=3),
+        RoundStopped(HOST, 1),
+        RoundDone(HOST, 2),
+    ]
+    assert [(start.key, start.environment["HIERDIST_ROUND"]) for start in scene.processes.starts] == [
+        (0, "1"),
+        (1, "1"),
+        (1, "2"),
+    ]
+
+
+def test_a_process_that_stays_and_has_no_place_any_more_is_ended(make_scene: MakeScene) -> None:
+    scene = make_scene({(1, 0): WAIT, (1, 1): ["false"]}, reactions=[(WorkerFailed, Stop(1, "rank 3 failed"))])
+    first: list[subprocess.Popen[bytes]] = []
+
+    def stays() -> bool:
+        first.append(scene.processes._running[0])
+        scene.leader.num_ranks_before = 1
+        return waits(scene, 0)
+
+    scene.once(lambda: offered(scene, 0), lambda: is_let_go(scene, 0) and stays())
+    assert scene.run().exit_code == 0
+    assert first[0].returncode == -signal.SIGKILL
+    assert len(scene.processes.starts) == 4
+
+
+def test_ranks_that_wait_unasked_have_failed(make_scene: MakeScene) -> None:
+    """As where each has lost the other, and none has ended; and nobody is left where the run ends then."""
+    scene = make_scene({(1, 0): WAIT, (1, 1): WAIT}, reactions=[(WorkerFailed, Stop(1, "both"))])
+    scene.leader.reactions.append((RoundStopped, End(5, "too often")))
+    scene.once(lambda: offered(scene, 0, 1), lambda: waits(scene, 0) and waits(scene, 1))
+    assert scene.run() == End(5, "too often")
+    detail = "exit code 1: PeerLostError: rank 2 is gone"
+    assert scene.leader.of(WorkerFailed) == [
+        WorkerFailed(HOST, 1, rank, Cause.EXIT, detail, exit_code=1, is_consequence=True) for rank in (FIRST, FIRST + 1)
+    ]
+    assert scene.processes._running == {}
 
 
 def test_a_script_that_says_nothing_of_itself_gets_a_signal(make_scene: MakeScene) -> None:
