@@ -118,10 +118,11 @@ def _run_once(program: Program) -> _Ending:
         return _Ending(-signal.SIGINT)
     except BaseException as error:
         _leave_words(error)
-        stays = _can_stay(error)
-        if not stays:
-            sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
-        return _Ending(1, stays)
+        if _can_stay(error):
+            sys.stderr.write(f"rank {os.environ['RANK']} has lost another one: {type(error).__name__}: {error}\n")
+            return _Ending(1, stays=True)
+        sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
+        return _Ending(1)
     return _Ending()
 
 

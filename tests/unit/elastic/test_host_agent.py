@@ -72,10 +72,8 @@ class Script:
             return End(0, "training is over")
         self.is_ready = False
         self.num_rounds += 1
-        seats = (
-            Seat("a", "127.0.0.1", self.num_ranks_before, 4000),
-            Seat(HOST, "127.0.0.1", self.num_seats_here, 4001),
-        )
+        other = Seat("a", "127.0.0.1", self.num_ranks_before, 4000)
+        seats = (other, Seat(HOST, "127.0.0.1", self.num_seats_here, 4001))
         return Round(number=self.num_rounds, seats=seats, run="test")
 
     def tell(self, event: Event) -> None:
