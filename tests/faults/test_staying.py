@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ def launch(folder: Path, plan: str, *options: str, logs: bool = False) -> FreshR
     command = ["-m", "lightning_dist.cli", "launch", "--host=h", "--ranks-per-host=2"]
     if logs:
         command.append(f"--logs={folder / 'logs'}")
-    return run_script([*command, "--", "python", SCRIPT, str(folder), plan, *options], deadline_s=DEADLINE_S).check()
+    return run_script([*command, "--", sys.executable, SCRIPT, str(folder), plan, *options], deadline_s=DEADLINE_S).check()
 
 
 def began(result: FreshResult) -> dict[tuple[int, int], Began]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -89,6 +90,20 @@ class Ground:
         tracker = getattr(multiprocessing.resource_tracker._resource_tracker, "_pid", None)  # once in a process
         left = _children() - self._children - {tracker}
         return f"the process {min(left)} that the script has started still runs" if left else None
+
+
+def let_go_of_frames(error: BaseException) -> None:
+    """Take from an error, and from those that it came of, what they hold of the program.
+
+    A future of torch's keeps the error of a gradient hook where Python's collector does not see it: through the error's
+    frames it would keep the model, its groups and their connections.
+    """
+    left: list[BaseException] = [error]
+    while left:
+        one = left.pop()
+        left += [each for each in (one.__cause__, one.__context__) if each is not None]
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = one.__cause__ = one.__context__ = None
 
 
 def _children() -> set[int]:

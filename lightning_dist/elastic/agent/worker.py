@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from lightning_dist.elastic.agent.command import Kind, Program
-from lightning_dist.elastic.agent.ground import Ground
+from lightning_dist.elastic.agent.ground import Ground, let_go_of_frames
 from lightning_dist.elastic.agent.start import Start
 from lightning_dist.elastic.agent.staying import wait_for_next
 from lightning_dist.elastic.detect.last_words import leave_words
@@ -110,9 +110,13 @@ def _run_once(program: Program) -> _Ending:
     try:
         _run_program(program)
     except SystemExit as ended:
-        if ended.code and ended.__context__ is not None:  # as Hydra ends: it has shown the error
-            _leave_words(ended.__context__)
-            return _Ending(ended.code, _can_stay(ended.__context__))
+        error = ended.__context__ if ended.code else None  # as Hydra ends: it has shown the error
+        if error is None:
+            return _Ending(ended.code)
+        _leave_words(error)
+        if _can_stay(error):
+            let_go_of_frames(ended)
+            return _Ending(ended.code, stays=True)
         return _Ending(ended.code)
     except KeyboardInterrupt:
         return _Ending(-signal.SIGINT)
@@ -120,6 +124,7 @@ def _run_once(program: Program) -> _Ending:
         _leave_words(error)
         if _can_stay(error):
             sys.stderr.write(f"rank {os.environ['RANK']} has lost another one: {type(error).__name__}: {error}\n")
+            let_go_of_frames(error)
             return _Ending(1, stays=True)
         sys.excepthook(type(error), error.with_traceback(_of_program(error.__traceback__)), error.__traceback__)
         return _Ending(1)
