@@ -12,6 +12,8 @@ from lightning_dist.config import ElasticConfig, ParallelConfig, RecomputeConfig
 from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
+_IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
+
 
 def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, recompute: RecomputeConfig) -> None:
     """Refuse groups that cannot work together, whatever the cluster; before any process starts.
@@ -37,6 +39,16 @@ def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, reco
             "backward, and torch's selective checkpoints once: write recompute=full, or "
             "parallel.pipeline.schedule=interleaved_1f1b"
         )
+
+
+def keeps_processes(parallel: ParallelConfig, device_type: str) -> bool:
+    """Whether a process can be that of another start: nothing is left in it of a fit that has failed.
+
+    Args:
+        parallel: What becomes of the model.
+        device_type: ``cpu`` or ``cuda``.
+    """
+    return parallel.mode in _IN_PLACE and device_type == "cpu"
 
 
 def without_effect(
@@ -67,6 +79,11 @@ def without_effect(
         said.append(
             f"elastic={elastic.mode} has no effect without an agent that starts ranks again: start the script with "
             "hierdist launch --hosts MIN:MAX --ranks-per-host N -- python ..., or write elastic=off"
+        )
+    if elastic is not None and elastic.in_place and not keeps_processes(parallel, device_type):
+        said.append(
+            f"elastic.in_place=true has no effect with parallel={parallel.mode} on {device_type}, where ranks get new "
+            f"processes: it is for parallel={' or '.join(_IN_PLACE)} on cpu; write elastic.in_place=false"
         )
     if topology.tiers == "flat" and sync.algorithm == "hierarchical":
         said.append(

@@ -37,8 +37,6 @@ from lightning_dist.launch import FunctionLauncher, RankLauncher
 from lightning_dist.parent_watch import watch_parent
 
 BroadcastT = TypeVar("BroadcastT")
-_STAYING_MODES = ("ddp",)
-"""With these nothing is left of a failed fit, in the process, that another start there would find."""
 
 
 class RankStrategy(ParallelStrategy):
@@ -172,8 +170,7 @@ class RankStrategy(ParallelStrategy):
     @property
     def _may_stay(self) -> bool:
         """Whether this process may run the script once more, when another rank has failed."""
-        mode, device = self.parallel_config.mode, self.root_device.type
-        return self.launched.can_stay and mode in _STAYING_MODES and device == "cpu"
+        return False
 
     def _meet(self, timeout: timedelta) -> None:
         """Make the default process group, unless there is one."""

@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_dist import build
+from lightning_dist.capabilities import keeps_processes
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.catalog import Checkpoint
 from lightning_dist.checkpoint.lineage import Lineage, step_of
@@ -88,6 +89,11 @@ class StateStrategy(RankStrategy):
             )
             self._going_on.begin()
             self._follow_size(trainer)
+
+    @property
+    def _may_stay(self) -> bool:
+        is_wanted = self.elastic_config is not None and self.elastic_config.in_place
+        return is_wanted and self.launched.can_stay and keeps_processes(self.parallel_config, self.root_device.type)
 
     def _follow_size(self, trainer: pl.Trainer) -> None:
         """Add what adapts batch or learning rate to the number of ranks, unless the user has."""

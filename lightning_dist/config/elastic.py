@@ -27,6 +27,8 @@ class ElasticConfig:
         rejoin_s: How long to wait for a lost host before going on without it, in seconds; with ``restart``, before the
             run ends.
         regrow: Take a host that is back at the next snapshot.
+        in_place: Beside a rank that failed, the others run the script again in the processes that they have; with
+            ``parallel=ddp`` on CPU. The script must bear to be run twice in a process.
         start_s: From a rank's start to its first step, at most, in seconds; loading counts.
         hang_floor_s: A rank without progress is never taken for hung before, in seconds.
         hang_factor: A step may take so many times as long as the slowest of the last ones.
@@ -46,6 +48,7 @@ class ElasticConfig:
     host_failures: int = 3
     rejoin_s: float = 0.0
     regrow: bool = True
+    in_place: bool = False
     start_s: float = 600.0
     hang_floor_s: float = 30.0
     hang_factor: float = 10.0

@@ -26,7 +26,9 @@ def launch(folder: Path, plan: str, *options: str, logs: bool = False) -> FreshR
     command = ["-m", "lightning_dist.cli", "launch", "--host=h", "--ranks-per-host=2"]
     if logs:
         command.append(f"--logs={folder / 'logs'}")
-    return run_script([*command, "--", sys.executable, SCRIPT, str(folder), plan, *options], deadline_s=DEADLINE_S).check()
+    return run_script(
+        [*command, "--", sys.executable, SCRIPT, str(folder), plan, *options], deadline_s=DEADLINE_S
+    ).check()
 
 
 def began(result: FreshResult) -> dict[tuple[int, int], Began]:
@@ -70,7 +72,17 @@ def test_a_script_that_does_not_run_twice_in_a_process_gets_another_one(tmp_path
 
 
 @pytest.mark.sweep
-def test_what_may_not_stay_is_forked(tmp_path: Path) -> None:
-    result = launch(tmp_path, "1:1:5", "--parallel=zero3")
+@pytest.mark.parametrize("mode", ["zero1", "zero2", "zero3"])
+def test_sharded_ranks(tmp_path: Path, mode: str) -> None:
+    result = launch(tmp_path / "a", "1:1:5,2:0:7", f"--parallel={mode}")
+    found = began(result)
+    assert found[1, 0].pid == found[2, 0].pid
+    assert found[2, 1].pid == found[3, 1].pid
+    assert weights(result) == weights(launch(tmp_path / "b", "", f"--parallel={mode}"))
+
+
+@pytest.mark.sweep
+def test_who_does_not_ask_for_it_gets_new_processes(tmp_path: Path) -> None:
+    result = launch(tmp_path, "1:1:5", "--new")
     assert len({each.pid for each in began(result).values()}) == 4
     assert "goes on in its process" not in result.stderr

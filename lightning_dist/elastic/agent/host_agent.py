@@ -266,7 +266,7 @@ class HostAgent(SimpleElasticAgent):
         end = self._stop_at_snapshot(stop) if stop.at_snapshot else None
         ended_before = set(ranks.exits)
         stays = not stop.at_snapshot and end is None and self._parts.orders.leaving is None
-        ranks.end(why=stop.reason, hung=self._hung, may_stay=stays)
+        ranks.end(why=stop.reason, hung=self._hung, may_stay=stays and self._is_worth_staying())
         for local_rank in sorted(set(ranks.exits) - ended_before):
             if ranks.exits[local_rank].words:
                 rank = self._round.first_rank(host) + local_rank
@@ -283,6 +283,12 @@ class HostAgent(SimpleElasticAgent):
         else:
             self._tell(RoundStopped(host, number, step=self._parts.lookout.newest_step))
         return self._parts.orders.leaving
+
+    def _is_worth_staying(self) -> bool:
+        """Processes that have stayed for this round, and got no further in it than its snapshot, do not stay again."""
+        assert self._ranks is not None
+        has_advanced = any(beat.snapshot_step >= 0 for beat in self._ranks.beats().values())
+        return has_advanced or self._starts is None or not self._starts.went_on
 
     def _stop_at_snapshot(self, stop: Stop) -> End | None:
         """Let ranks commit a snapshot and end, until they have or cannot. What ends the run, should that come."""

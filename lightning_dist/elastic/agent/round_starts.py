@@ -38,6 +38,8 @@ class RoundStarts:
         }
         self._staying: dict[int, int] = {}
         self._untried: set[int] = set()  # processes that go on, and may yet fail to
+        self.went_on = False
+        """A rank goes on in the process that it had."""
 
     def keep(self, former: RankGroup, before: RoundStarts) -> None:
         """Take those processes of the last round over that have a place in this one; the others are ended.
@@ -68,6 +70,7 @@ class RoundStarts:
         parts.output.go_on(f"{parts.host}:{rank}", self._log(rank))
         send_on(parts.folder.path, local_rank, self._environments[local_rank])
         self._untried.add(local_rank)
+        self.went_on = True
         parts.say(f"rank {rank} goes on in its process {pid}")
         return pid
 

@@ -1,7 +1,8 @@
-"""Trains ten steps under ``hierdist launch``, with ranks that are killed: ``FOLDER PLAN [--parallel MODE] [--once]``.
+"""Trains ten steps under ``hierdist launch``, with ranks that are killed: ``FOLDER PLAN [OPTION]...``.
 
 PLAN says who is killed, ``ROUND:RANK:STEP`` and so on, separated by commas. Data follow from step and rank, so that
-the weights at the end do not tell whether somebody was. With ``--once`` the script refuses to run twice in a process.
+the weights at the end do not tell whether somebody was. Options: ``--parallel MODE``; ``--once``: the script refuses to
+run twice in a process; ``--new``: it asks for new processes.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("plan")
     parser.add_argument("--parallel", default="ddp")
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--new", action="store_true")
     options = parser.parse_args()
     if options.once:
         if hasattr(sys, "has_run"):
@@ -72,7 +74,11 @@ def main() -> None:
     seed_everything(1, verbose=False)
     module = Module()
     trainer = Trainer(
-        strategy=HierDistStrategy(parallel=options.parallel, checkpoint="sharded"),
+        strategy=HierDistStrategy(
+            parallel=options.parallel,
+            checkpoint="sharded",
+            elastic={"mode": "restart", "in_place": not options.new},
+        ),
         accelerator="cpu",
         devices=2,
         max_steps=NUM_STEPS,

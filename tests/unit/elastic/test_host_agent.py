@@ -272,10 +272,10 @@ def test_a_rank_that_was_asked_to_stop_at_a_snapshot_is_no_failure(make_scene: M
     ]
 
 
-def offered(scene: Scene, *local_ranks: int) -> bool:
-    """Ranks of the first round that offer to stay."""
+def offered(scene: Scene, *local_ranks: int, number: int = 1) -> bool:
+    """Ranks of a round that offer to stay."""
     for local_rank in local_ranks:
-        scene.board.cell(local_rank).begin(round=1)
+        scene.board.cell(local_rank).begin(round=number)
         scene.board.cell(local_rank).offer_to_stay()
     return True
 
@@ -287,8 +287,8 @@ def waits(scene: Scene, local_rank: int) -> bool:
     return True
 
 
-def is_let_go(scene: Scene, local_rank: int) -> bool:
-    return scene.board.cell(local_rank).ordered() == (Order.RELEASE, 1)
+def is_let_go(scene: Scene, local_rank: int, *, number: int = 1) -> bool:
+    return scene.board.cell(local_rank).ordered() == (Order.RELEASE, number)
 
 
 def test_a_process_that_stays_is_a_rank_of_the_next_round(make_scene: MakeScene) -> None:
@@ -315,6 +315,35 @@ def test_a_process_that_stays_is_a_rank_of_the_next_round(make_scene: MakeScene)
         (0, "1"),
         (1, "1"),
         (1, "2"),
+    ]
+
+
+def test_a_process_that_has_stayed_in_vain_does_not_stay_again(make_scene: MakeScene) -> None:
+    fails = ["sh", "-c", "exit 3"]
+    scene = make_scene(
+        {(1, 0): WAIT, (1, 1): fails, (2, 1): fails},
+        reactions=[(WorkerFailed, Stop(1, "once")), (WorkerFailed, Stop(2, "twice"))],
+    )
+
+    def goes_on() -> bool:
+        if wait_for_next(scene.folder.path, 0, timeout_s=0) is None:
+            return False
+        return offered(scene, 0, number=2)
+
+    def has_heard() -> bool:
+        if not is_let_go(scene, 0, number=2):
+            return False
+        leave_words(scene.folder.path, 0, "PeerLostError: once more", None)
+        return True
+
+    scene.once(lambda: offered(scene, 0), lambda: is_let_go(scene, 0) and waits(scene, 0), goes_on, has_heard)
+    assert scene.run().exit_code == 0
+    assert [(start.key, start.environment["HIERDIST_ROUND"]) for start in scene.processes.starts] == [
+        (0, "1"),
+        (1, "1"),
+        (1, "2"),
+        (0, "3"),
+        (1, "3"),
     ]
 
 
