@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from lightning_dist import build, heartbeat
 from lightning_dist.comm import watchful
+from lightning_dist.comm.agent_store import open_agent_store
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.collectives import Collectives
 from lightning_dist.config import START_METHODS, ParallelConfig, SyncConfig, TopologyConfig
@@ -156,12 +157,7 @@ class RankStrategy(ParallelStrategy):
         self._process_group_backend = self._process_group_backend or _get_default_process_group_backend_for_device(
             self.root_device
         )
-        _init_dist_connection(
-            self.cluster_environment,
-            self._process_group_backend,
-            timeout=timedelta(seconds=self.sync_config.timeout_s),
-            device_id=self.root_device if self.root_device.type != "cpu" else None,
-        )
+        self._meet(timedelta(seconds=self.sync_config.timeout_s))
         self.events.rank = self.global_rank
         if self._run is not None:  # a mode that outlives a call keeps what it is connected by
             return
@@ -170,6 +166,17 @@ class RankStrategy(ParallelStrategy):
         self._run = build.open_run(self.topology_config, self.sync_config, events=self.events, device=self.root_device)
         if self.world_size > 1:
             self._agreement = build.open_agreement(self._run)
+
+    def _meet(self, timeout: timedelta) -> None:
+        """Make the default process group, unless there is one."""
+        assert self.cluster_environment is not None
+        options: dict[str, Any] = {"timeout": timeout}
+        if self.root_device.type != "cpu":
+            options["device_id"] = self.root_device
+        if not dist.is_initialized() and self.launched.agent is None:
+            store = open_agent_store(os.environ, timeout=timeout)
+            options.update({} if store is None else {"store": store})
+        _init_dist_connection(self.cluster_environment, str(self._process_group_backend), **options)
 
     def process_dataloader(self, dataloader: object) -> object:
         """Tell a loader of streamed data who reads, and in which epoch training is; others get patient workers."""

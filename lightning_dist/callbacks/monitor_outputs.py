@@ -18,8 +18,10 @@ from lightning_dist.capture.facts import rank_header
 from lightning_dist.config.checks import check_local
 from lightning_dist.monitor.exporters.means import IntervalMeans
 from lightning_dist.monitor.exporters.prometheus import PrometheusEndpoint, require_package
+from lightning_dist.monitor.goodput import goodput
 from lightning_dist.monitor.outcome import Outcome, judge, size_bytes, wait_for_ranks
 from lightning_dist.monitor.record import Sample, StepRecord
+from lightning_dist.monitor.report.incident_lines import goodput_line
 from lightning_dist.monitor.report.words import headline
 from lightning_dist.monitor.shown_path import shown_path
 from lightning_dist.monitor.whole_run import round_folders
@@ -148,6 +150,9 @@ class MonitorOutputs(pl.Callback):
             return
         self.outcome = judge(folder, history=None if self._history is None else Path(self._history))
         rank_zero_info(f"hierdist: {headline(self.outcome.verdict)}")
+        whole = self.outcome.whole
+        if len(whole.rounds) > 1 or whole.incidents:
+            rank_zero_info(f"hierdist: {goodput_line(goodput(whole))}")
         if self._reports:
             self.report_path = folder / REPORT_FILE
             write_report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import time
 import warnings
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 
-from lightning_dist import MonitorConfig, MonitorOutputs, StepTimeline, monitor_callbacks
+from lightning_dist import MonitorConfig, MonitorOutputs, StepTimeline, incidents, monitor_callbacks
 from lightning_dist.errors import UnknownOptionError
 from lightning_dist.monitor.history.folder import read_history
 from lightning_dist.monitor.run_files import read_run
+from lightning_dist.monitor.whole_run import read_whole
 from tests.distributed.lightning_runs import (
     OddModule,
     loader_of,
@@ -28,6 +30,7 @@ from tests.distributed.lightning_runs import (
 )
 from tests.support.processes import free_port
 from tests.support.ranks import RankPool
+from tests.support.rounds import KILLED
 from tests.support.scraping import scraped
 from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
@@ -92,6 +95,30 @@ def test_a_run_leaves_its_figures_everywhere(ranks: RankPool, tmp_path: Path, ki
     assert 1 <= len(rows) <= STEPS // 5  # steps are told in bursts, and these are short
     assert all(float(row["monitor/step"]) > 0 for row in rows)
     assert all(float(row["monitor/forward"]) > 0 for row in rows)
+
+
+def two_starts(context: RankContext, folder: str) -> None:
+    """As a launcher starts ranks, and again after a failure."""
+    for start in ("1", "2"):
+        environment = {"HIERDIST_RUN": "run", "HIERDIST_ROUND": start, "HIERDIST_RECORD": f"{folder}/record"}
+        with patch.dict(os.environ, environment):
+            outputs = MonitorOutputs(history=f"{folder}/history")
+            trainer = trainer_on_pool(
+                context, DDPStrategy(), callbacks=[StepTimeline(f"{folder}/monitor"), outputs], default_root_dir=folder
+            )
+            trainer.fit(OddModule(sgd), loader_of(make_batches(context.world_size, 3)[context.rank]))
+
+
+def test_starts_of_one_run_are_joined_with_their_incidents(ranks: RankPool, tmp_path: Path) -> None:
+    (tmp_path / "record").mkdir()
+    (tmp_path / "record" / incidents.FILE).write_text(incidents.to_line(KILLED))
+    ranks.run(two_starts, world_size=1, args=(str(tmp_path),))
+    whole = read_whole(tmp_path / "monitor")
+    assert [(record.facts.run, record.facts.round) for record in whole.rounds] == [("run", 1), ("run", 2)]
+    (kept,) = read_history(tmp_path / "history").runs
+    assert (kept.rounds, kept.incidents, kept.steps, kept.steps_lost) == (2, 1, 3, 3)
+    page = (tmp_path / "monitor-1" / "report.html").read_text()
+    assert "a rank was killed" in page
 
 
 def taken(context: RankContext, folder: str, port: int) -> list[str]:

@@ -57,7 +57,7 @@ class Progress:
         return FirstStep(
             self._host,
             self._round,
-            min(beat.step for beat in beats.values()),
+            min(beat.first_step for beat in beats.values()),
             start_s=max(0, joined_ns - self._began_ns) / 1e9,
             load_s=max(0, loaded_ns - joined_ns) / 1e9,
             first_step_s=max(0, done_ns - loaded_ns) / 1e9,

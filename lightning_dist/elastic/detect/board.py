@@ -24,13 +24,13 @@ from lightning_dist.errors import LaunchError
 AGENT_VARIABLE = "HIERDIST_AGENT"
 """Names the folder of this host's agent, in the environment of its ranks."""
 FILE = "board"
-_MAGIC = b"hierdist board 2"
+_MAGIC = b"hierdist board 3"
 _HEADER = struct.Struct("<16sI")
 _HEADER_BYTES = 64
 _TIMEOUTS = struct.Struct("<Q")
 # pid, round, step, phase, since, at, beats, snapshot step, answered step, step's seconds, own seconds,
-# started, joined, loaded, first step
-_BEAT = struct.Struct("<IIqIQQQqqddQQQQ")
+# started, joined, loaded, first step done, its number
+_BEAT = struct.Struct("<IIqIQQQqqddQQQQq")
 _WHAT_BYTES = 96
 _MARK = struct.Struct(f"<QIQ{_WHAT_BYTES}s")  # operations begun, threads that wait, since, what
 _WHY_BYTES = 240
@@ -59,6 +59,7 @@ class Beat:
         joined_ns: When it had met the other ranks.
         loaded_ns: When model, data and snapshot were there.
         first_step_ns: When its first step was done.
+        first_step: Optimizer steps done in all by then; -1: it has done none.
     """
 
     pid: int
@@ -76,6 +77,7 @@ class Beat:
     joined_ns: int = 0
     loaded_ns: int = 0
     first_step_ns: int = 0
+    first_step: int = -1
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,10 @@ class Cell:
             given = {"step": step, "snapshot_step": snapshot_step, "step_s": step_s, "own_s": own_s}
             changes |= {name: value for name, value in given.items() if value is not None}
             if phase is not None and phase != beat.phase:
-                changes |= {"phase": phase, "since_ns": now_ns} | _reached(beat, phase, now_ns)
+                reached = _reached(beat, phase, now_ns)
+                if "first_step_ns" in reached:
+                    reached["first_step"] = beat.step if step is None else step
+                changes |= {"phase": phase, "since_ns": now_ns} | reached
             self._beat = replace(beat, **changes)  # type: ignore[arg-type]  # as the fields are
             self._put(self._beat)
 
@@ -258,6 +263,7 @@ class Cell:
             beat.joined_ns,
             beat.loaded_ns,
             beat.first_step_ns,
+            beat.first_step,
         )
 
 

@@ -85,7 +85,7 @@ def test_the_times_of_a_start_are_set_once(cell: Cell) -> None:
     times = {}
     phases = (Phase.JOINING, Phase.LOADING, Phase.FIRST_STEP, Phase.TRAINING, Phase.SAVING, Phase.TRAINING)
     for number, phase in enumerate(phases):
-        cell.write(phase=phase)
+        cell.write(phase=phase, step=10 + number)
         beat = cell.read()
         assert beat is not None
         assert beat.since_ns == beat.at_ns
