@@ -195,7 +195,7 @@ class Node:
     # -- the own endpoint ---------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        if self._listener is not None and not self._leave.is_set():
+        if self._listener is not None:
             self._listener.setblocking(False)
             asyncio.get_running_loop().add_reader(self._listener, self._called, self._listener)
 
@@ -238,9 +238,10 @@ class Node:
             await self._leader.serve(channel, messages.hello_from_json(message))
 
     async def _close(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
         if self._channel is not None:
             await self._channel.close(self._leave_reason, is_end=True)
         if self._leader is not None and self._leading is not None:
