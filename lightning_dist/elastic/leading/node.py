@@ -60,6 +60,8 @@ class Node:
                 attending.result()
             await leaving
         finally:
+            if self._channel is not None:  # these words come before any other that ends the connection
+                await self._channel.close(self._leave_reason, is_end=self._leave.is_set())
             await end_tasks((attending, leaving))
             await self._close()
 
@@ -242,8 +244,6 @@ class Node:
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
-        if self._channel is not None:
-            await self._channel.close(self._leave_reason, is_end=True)
         if self._leader is not None and self._leading is not None:
             self._leader.stand_down(Parting(self._leave_reason, is_end=True))
             await asyncio.gather(self._leading, return_exceptions=True)
