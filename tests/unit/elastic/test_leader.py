@@ -79,7 +79,7 @@ class Line:
 
 def leader_of(policy: Any, **more: Any) -> Leader:
     said: list[str] = []
-    duties = Duties("a", "10.0.0.1", "x", 1, "run", Pace(0.05, 0.25), said.append, ElasticConfig(), **more)
+    duties = Duties("a", "x", 1, "run", Pace(0.05, 0.25), said.append, ElasticConfig(), **more)
     return Leader(duties, policy)
 
 
