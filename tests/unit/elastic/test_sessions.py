@@ -58,6 +58,17 @@ def test_all_hosts_get_the_same_round_and_the_same_end() -> None:
         assert {agent.end().exit_code for agent in agents} == {0}
 
 
+def test_who_calls_while_the_others_still_leave_hears_of_the_end() -> None:
+    with Party(min_hosts=2, max_hosts=2, pace=Pace(0.1, 10.0)) as party:
+        agents = party.agents("ab")
+        for agent in agents:
+            agent.ready()
+        in_round(agents)
+        for agent in agents:
+            agent.session.tell(RoundDone(agent.host, 1))
+        assert agents[0].end() == party.agent("c").end() == End(0, "training is over")
+
+
 def test_a_host_whose_process_ends_is_gone_at_once_and_one_that_comes_late_is_taken_in() -> None:
     with Party(min_hosts=1, max_hosts=2) as party:
         a, b = agents = party.agents("ab")
