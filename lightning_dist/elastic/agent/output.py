@@ -90,7 +90,8 @@ class Output:
 
         Args:
             name: Stands before each line.
-            log: Path of its file in the folder for files.
+            log: Path of its file in the folder for files. Where it cannot be made, there is none: a full disk ends no
+                training.
         """
         if not self._with_prefix and self._logs is None:
             yield self._targets
@@ -98,8 +99,9 @@ class Output:
         file: BinaryIO | None = None
         if self._logs is not None:
             path = self._logs / log
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("ab", buffering=0)
+            with suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = path.open("ab", buffering=0)
         prefix = f"[{name}] ".encode() if self._with_prefix else b""
         writers = []
         for target in self._targets:
@@ -167,7 +169,7 @@ class Output:
         if not pieces:
             return
         if stream.log is not None:
-            with suppress(OSError):  # a full disk ends no training
+            with suppress(OSError):
                 stream.log.write(b"".join(pieces))
         text = memoryview(b"".join(stream.prefix + piece for piece in pieces))
         with suppress(OSError):  # nobody reads any more
