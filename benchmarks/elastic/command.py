@@ -25,10 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(given)
     path = arguments.output or RESULTS / f"{today()}-elastic.json"
+    lines = (arguments.output or RESULTS / "elastic.json").with_suffix(".faults.jsonl")  # whatever the day
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     about = {"date": today(), "commit": commit(), "command": " ".join(["python -m benchmarks.elastic", *given])}
     with tempfile.TemporaryDirectory(prefix="hierdist-bench-") as folder:
-        for name, result in _results(arguments, Path(folder), print):
+        for name, result in _results(arguments, Path(folder), lines, print):
             document["results"][name] = {**about, **result}
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
             path.with_suffix(".md").write_text("\n".join(markdown(document)) + "\n", encoding="utf-8")
@@ -46,8 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, default=20, help="of each fault under us")
     parser.add_argument("--other-trials", type=int, default=5, help="of each fault under torchrun")
     parser.add_argument("--limit-s", type=float, default=120.0, help="after that, recovery is taken for never")
-    parser.add_argument("--runs", type=int, default=75, help="with random faults, four each")
-    parser.add_argument("--seed", type=int, default=1, help="of the first of them")
+    parser.add_argument("--runs", type=int, default=38, help="more runs with random faults, eight each")
     parser.add_argument("--steps", type=int, default=2000, help="of the run that looks for false alarms")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs for the overhead, of 400 steps each")
     parser.add_argument("--minutes", type=float, default=5.0, help="of the run for goodput")
@@ -55,13 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _results(arguments: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> Iterator[Result]:
+def _results(arguments: argparse.Namespace, folder: Path, lines: Path, say: Callable[[str], None]) -> Iterator[Result]:
     if "recovery" in arguments.part:
         yield from _recoveries(arguments, folder / "recovery", say)
     if "faults" in arguments.part:
         yield (
             "faults",
-            faults.run_faults(runs=arguments.runs, first_seed=arguments.seed, folder=folder / "faults", say=say),
+            faults.run_faults(runs=arguments.runs, lines=lines, folder=folder / "faults", say=say),
         )
     if "alarms" in arguments.part:
         yield "alarms", healthy.run_alarms(steps=arguments.steps, folder=folder / "alarms")

@@ -38,17 +38,21 @@ def _recoveries(results: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "## From a fault to the next step"
     yield ""
-    yield "| shape | model | fault | launched by | p50, s | p99, s | most steps lost | never | of | phases, s | date, commit |"
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    columns = ("shape", "model", "fault", "launched by", "p50, s", "p99, s", "most steps lost", "never", "of")
+    yield _row(*columns, "phases, s", "date, commit")
+    yield _row(*["---"] * (len(columns) + 2))
     for name, each in sorted(results.items()):
         _, shape, fault, arm, parallel = name.split(":")
         numbers = [f"{each[key]:.1f}" if key in each else "-" for key in ("p50_s", "p99_s")]
         lost = each.get("most_steps_lost", "-")
         phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in each.get("phases", {}).items())
-        yield (
-            f"| {shape} | {parallel} | {_NAMES[fault]} | {arm} | {numbers[0]} | {numbers[1]} | {lost} | {each['never']} | "
-            f"{each['trials']} | {phases} | {each['date']}, {each['commit']} |"
-        )
+        counts = (lost, each["never"], each["trials"])
+        made = f"{each['date']}, {each['commit']}"
+        yield _row(shape, parallel, _NAMES[fault], arm, *numbers, *counts, phases, made)
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 def _part(name: str, each: dict[str, Any]) -> Iterator[str]:

@@ -74,13 +74,18 @@ class StepLines(pl.Callback):
         steps.mkdir(parents=True, exist_ok=True)
         name = f"{os.environ.get('HIERDIST_HOST', os.environ.get('GROUP_RANK', 'host'))}-{os.getpid()}.jsonl"
         self._file = os.open(steps / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._round = 0
+        self._round = self._step = 0
         self._pause = pause
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # torchrun does not number its rounds: when rank 0 began is as good, and the same on all ranks.
         given = os.environ.get("HIERDIST_ROUND")
         self._round = int(given) if given else trainer.strategy.broadcast(int(time.monotonic() * 1000))
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._step = trainer.global_step + 1  # all micro-batches of a step are its
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -90,7 +95,7 @@ class StepLines(pl.Callback):
             "round": self._round,
             "rank": trainer.global_rank,
             "world": trainer.world_size,
-            "step": trainer.global_step,
+            "step": self._step,
             "samples": batch[0].tolist(),
             "loss": outputs["loss"].item(),
         }

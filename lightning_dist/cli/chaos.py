@@ -24,7 +24,7 @@ from lightning_dist.elastic.chaos.plan import Plan, read_plan
 from lightning_dist.elastic.chaos.random_plans import random_plan
 from lightning_dist.errors import ConfigError
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if before:
         _say(f"{before} of the plan's faults have happened already, as {folder.path} says, and do not happen again")
     conductor = Conductor(folder, launched, host=host, kept=KeptCheckpoints(), say=_say)
-    with _forwarded(launched):
+    with _passing_on(conductor):
         ending = conductor.run()
     return _tell(ending, path)
 
@@ -95,14 +95,14 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 @contextmanager
-def _forwarded(command: LaunchedCommand) -> Iterator[None]:
+def _passing_on(conductor: Conductor) -> Iterator[None]:
     """What this process is told to do, the command is told; this one ends after it."""
 
-    def forward(number: int, frame: Any) -> None:
+    def pass_on(number: int, frame: Any) -> None:
         del frame
-        command.send(number)
+        conductor.pass_on(number)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
     try:
         yield
     finally:

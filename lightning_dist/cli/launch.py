@@ -110,15 +110,17 @@ def _run_launch(arguments: argparse.Namespace) -> int:
 
     for name in (VARIABLE, FILE_VARIABLE):
         environ.pop(name, None)  # it is the agents'
-    check = None if arguments.no_health_check or not endpoints else _health_check(options)
+    check = None if arguments.no_health_check or not endpoints else _health_check(options, endpoints)
     return run_host(options, open_session=session, environ=environ, check=check, may_fork=True)
 
 
-def _health_check(options: LaunchOptions) -> Callable[[], str | None]:
+def _health_check(options: LaunchOptions, endpoints: tuple[Endpoint, ...]) -> Callable[[], str | None]:
     folders = [folder for folder in (options.record, options.logs) if folder is not None]
 
     def check() -> str | None:
-        health = checkup(folders=[*folders, Path.cwd()])
+        health = checkup(
+            folders=[*folders, Path.cwd()], endpoints=[(endpoint.host, endpoint.port) for endpoint in endpoints]
+        )
         return None if health.is_fit else str(health)
 
     return check

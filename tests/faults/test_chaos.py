@@ -20,6 +20,7 @@ from lightning_dist.elastic.chaos.folder import ChaosFolder
 from lightning_dist.elastic.chaos.host import memory_limit
 from lightning_dist.elastic.chaos.host.refusal import Refused
 from lightning_dist.elastic.chaos.plan import Plan, make_fault
+from tests.support.sweeps import sampled
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = 30
@@ -72,18 +73,17 @@ def steps(rank: int = 0) -> list[int]:
     return [int(step) for step in Path(f"steps.{rank}").read_text().split()]
 
 
-@pytest.mark.parametrize(
-    ("fault", "status"),
-    [
-        ({"kind": "kill"}, 128 + signal.SIGKILL),
-        ({"kind": "exit", "code": 77}, 77),
-        ({"kind": "exception"}, 1),
-        ({"kind": "signal", "signal": "SIGTERM"}, 5),
-        ({"kind": "agent"}, 128 + signal.SIGKILL),
-        ({"kind": "host"}, 128 + signal.SIGKILL),
-    ],
-    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
-)
+ENDS: dict[str, tuple[dict[str, Any], int]] = {
+    "kill": ({"kind": "kill"}, 128 + signal.SIGKILL),
+    "exit": ({"kind": "exit", "code": 77}, 77),
+    "exception": ({"kind": "exception"}, 1),
+    "signal": ({"kind": "signal", "signal": "SIGTERM"}, 5),
+    "agent": ({"kind": "agent"}, 128 + signal.SIGKILL),
+    "host": ({"kind": "host"}, 128 + signal.SIGKILL),
+}
+
+
+@pytest.mark.parametrize(("fault", "status"), sampled(ENDS, always=["exit", "signal", "host"]))
 def test_a_rank_ends_as_it_was_to(hit: Callable[..., Run], fault: dict[str, Any], status: int) -> None:
     run = hit([fault])
     assert run.ending == Ending(status, (), ())

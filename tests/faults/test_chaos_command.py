@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lightning_dist.cli import main
-from lightning_dist.elastic.chaos.folder import VARIABLE
+from lightning_dist.elastic.chaos.folder import VARIABLE, ChaosFolder
 from lightning_dist.elastic.chaos.kinds import KINDS
 from lightning_dist.elastic.chaos.plan import parse
 
@@ -49,21 +51,37 @@ def test_a_folder_of_another_plan_is_refused(capfd: pytest.CaptureFixture[str]) 
     assert "belongs to another plan; name another folder with --record" in capfd.readouterr().err
 
 
-def test_signals_are_passed_on() -> None:
-    def ask_to_end() -> None:
+@contextlib.contextmanager
+def asking_to_end(once: Callable[[], bool]) -> Iterator[None]:
+    """Sends this process SIGTERM as soon as something is so."""
+
+    def ask() -> None:
         end = time.monotonic() + DEADLINE_S
-        while not Path("steps.1").exists() and time.monotonic() < end:
+        while not once() and time.monotonic() < end:
             time.sleep(0.005)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    asking = threading.Thread(target=ask_to_end)
+    asking = threading.Thread(target=ask)
     before = signal.getsignal(signal.SIGTERM)
     asking.start()
     try:
-        assert main(["chaos", "--plan", "plan.yaml", "--", sys.executable, RANK, "1", "100000"]) == 5
+        yield
     finally:
         asking.join()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signals_are_passed_on() -> None:
+    with asking_to_end(Path("steps.1").exists):
+        assert main(["chaos", "--plan", "plan.yaml", "--", sys.executable, RANK, "1", "100000"]) == 5
+
+
+def test_a_command_that_is_asked_to_end_while_it_is_down_is_not_started_again() -> None:
+    Path("back.yaml").write_text("faults: [{kind: agent, rank: 0, step: 3, seconds: 600}]")
+    record = ChaosFolder(Path("record").absolute())
+    words = ["--record", "record", "--", sys.executable, RANK, "0", "9"]
+    with asking_to_end(lambda: any(line["what"] == "injected" for line in record.record())):
+        assert main(["chaos", "--plan", "back.yaml", *words]) == 128 + signal.SIGKILL
 
 
 def test_a_drawn_plan_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

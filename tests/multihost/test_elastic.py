@@ -121,3 +121,17 @@ def test_a_host_that_is_preempted_loses_no_step(make_cluster: MakeCluster, tmp_p
         again = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", result.stdout)]
         assert done == list(range(1, done[-1] + 1))
         assert again[0] == done[-1] + 1, result.output
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("interrupted", ["a", "b"], ids=["leader", "other"])
+def test_an_interruption_on_one_host_ends_the_run_on_all(make_cluster: MakeCluster, interrupted: str) -> None:
+    cluster = make_cluster(2)
+    with start(cluster, [str(SCRIPTS / "elastic.py"), "1:0:wait,1:1:wait,1:2:wait,1:3:wait"]) as hosts:
+        for host in range(2):
+            hosts.wait_for_output(host, "waits with child", deadline_s=DEADLINE_S)
+        hosts.kill("ab".index(interrupted), signal.SIGINT)
+        results = hosts.wait(deadline_s=30)
+        assert [result.returncode for result in results] == [130, 130]
+        assert "round 2, rank" not in results[0].output + results[1].output
+        assert hosts.survivors(within_s=5) == []

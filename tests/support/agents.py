@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +13,6 @@ from typing import Any
 
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading import Endpoint, Pace, open_session
-from lightning_dist.elastic.leading.channel import _reset
 from lightning_dist.elastic.leading.socket_session import SocketSession
 from lightning_dist.elastic.policy.events import FirstStep, RoundStopped
 from lightning_dist.elastic.policy.situation import State
@@ -69,12 +70,12 @@ class Agent:
         def die() -> None:
             members = [] if node._leader is None else node._leader._members.values()
             for channel in (node._channel, *(member.channel for member in members)):
-                if channel is not None and with_reset:
-                    _reset(channel._writer)
-                elif channel is not None:
-                    channel._writer.transport.abort()
-            if node._server is not None:
-                node._server.close()
+                if channel is not None:
+                    connection = channel._stream._socket
+                    if with_reset:
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
+            node._listener.close()
             node.leave("it was killed")
 
         self.session._loop.call_soon_threadsafe(die)

@@ -49,6 +49,8 @@ LEAVE_S = 10.0
 """How long a host that was told to leave waits for the leader's order, in seconds; then its ranks end at once."""
 INTERRUPT_S = 5.0
 """How long ranks have after Ctrl-C, in seconds."""
+PART_S = 3.0
+"""How long the leader has to end the run for all hosts after Ctrl-C on this one, in seconds."""
 TEARDOWN_S = 10.0
 """How long ranks have to end once they have committed the snapshot they were asked for, in seconds."""
 SNAPSHOT_S = 30.0
@@ -135,6 +137,8 @@ class HostAgent(SimpleElasticAgent):
                     raise RunEnded(end)
         except RunEnded as ended:
             self.end = self._parts.orders.leaving or ended.end
+            if self._parts.orders.is_interrupted:
+                self._wait_for_the_others()
             session.leave(self.end.reason)
         return self._result(self.end)
 
@@ -360,6 +364,16 @@ class HostAgent(SimpleElasticAgent):
     def _end_at_once(self, why: str) -> None:
         if self._ranks is not None:
             self._ranks.end(why=why, grace_s=0.0)
+
+    def _wait_for_the_others(self) -> None:
+        """After Ctrl-C: the leader, which may be in this process, ends the run for all once it knows our ranks gone."""
+        parts = self._parts
+        if self._meeting.round is not None:
+            self._tell(RoundStopped(parts.host, self._round.number, step=parts.lookout.newest_step))
+        deadline_s = time.monotonic() + PART_S
+        while time.monotonic() < deadline_s and not parts.orders.is_hurried():
+            if isinstance(parts.session.order(), End) or isinstance(parts.session.next_round(TURN_S), End):
+                return
 
     def _result(self, end: End) -> RunResult:
         workers = self._worker_group.workers if self._ranks is not None else []

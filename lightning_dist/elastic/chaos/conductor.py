@@ -88,6 +88,13 @@ class Conductor:
         not_reached = (fault for number, fault in enumerate(self._plan.faults) if not reached(number))
         return Ending(status, left_behind, tuple(not_reached))
 
+    def pass_on(self, signal_number: int) -> None:
+        """A signal to the command; if it is to be started again, it is not. May be called from a signal's handler."""
+        if self._command.status() is None:
+            self._command.send(signal_number)
+        else:
+            self._restarts = 0
+
     def _look(self) -> None:
         self._agenda.run(time.monotonic())
         for asked in self._folder.asked():
@@ -123,6 +130,8 @@ class Conductor:
             self._agenda.at(time.monotonic() + seconds, lambda: self._end_fault(asked.number))
 
     def _start_again(self, number: int) -> None:
+        if not self._restarts:
+            return
         self._restarts -= 1
         self._command.start()
         self._note("undone", **facts_of(number, self._plan.faults[number]), detail="the command is started again")

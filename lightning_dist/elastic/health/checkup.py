@@ -25,6 +25,7 @@ def checkup(
     *,
     folders: Sequence[str | os.PathLike[str]] = (),
     peers: Sequence[tuple[str, int]] = (),
+    endpoints: Sequence[tuple[str, int]] = (),
     limits: HealthLimits | None = None,
     history: Path | None = None,
     others: Mapping[str, Mapping[str, float]] | None = None,
@@ -34,13 +35,14 @@ def checkup(
     Args:
         folders: Where the run will write (checkpoints, logs). One that is missing is checked where it would be made.
         peers: Whom this host must reach, e.g. the leader: address and a port that somebody listens on.
+        endpoints: Whom it may reach, e.g. where a leader may be; who answers is judged, the others are not missed.
         limits: What is allowed.
         history: A file with this host's best figures so far, which it is compared with; made, and kept up to date.
         others: Figures (:attr:`Health.figures`) of other hosts of the run, by name, which it is compared with.
     """
     limits = limits if limits is not None else HealthLimits()
-    where = tuple(Peer(address, port) for address, port in peers)
-    request = Request(tuple(os.fspath(folder) for folder in folders), where, limits)
+    known = [Peer(*peer) for peer in peers] + [Peer(*peer, must_answer=False) for peer in endpoints]
+    request = Request(tuple(os.fspath(folder) for folder in folders), tuple(known), limits)
     begin_s = time.monotonic()
     printed, problem = _run(request)
     health = _read(printed, problem, time.monotonic() - begin_s)

@@ -17,6 +17,7 @@ from lightning_dist.elastic.health.limits import HealthLimits
 from lightning_dist.elastic.health.request import Peer, Request
 
 _CONNECTIONS = 10
+_STANDBY_S = 1.5  # for somebody who may not be there; one lost packet costs a second
 _SENT_AGAIN_S = 0.9  # Linux waits a second before it sends the first packet of a connection again
 
 
@@ -27,6 +28,8 @@ def check_link(request: Request) -> Outcome:
     latencies: list[float] = []
     for peer in request.peers:
         try:
+            if not peer.must_answer and not _answers(peer, limits):
+                continue
             seconds = [_connection_s(peer, limits.link_timeout_s) for _ in range(_CONNECTIONS)]
         except OSError as error:
             reason = f"no answer within {limits.link_timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
@@ -53,6 +56,14 @@ def judged(seconds: Sequence[float], limits: HealthLimits) -> list[str]:
     elif latency_s(seconds) > limits.link_latency_s:
         found.append(f"answers after {latency_s(seconds):.3f} s, at most {limits.link_latency_s:g} s are allowed")
     return found
+
+
+def _answers(peer: Peer, limits: HealthLimits) -> bool:
+    try:
+        _connection_s(peer, min(limits.link_timeout_s, _STANDBY_S))
+    except OSError:
+        return False
+    return True
 
 
 def _connection_s(peer: Peer, timeout_s: float) -> float:

@@ -12,15 +12,17 @@ from lightning_dist.elastic.health.limits import HealthLimits
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody whom this host must reach.
+    """Somebody on another host.
 
     Attributes:
         address: Name or address.
-        port: Of TCP; somebody listens there.
+        port: Of TCP.
+        must_answer: Somebody listens there, and this host must reach it; else it counts if it answers.
     """
 
     address: str
     port: int
+    must_answer: bool = True
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port}"
@@ -32,7 +34,7 @@ class Request:
 
     Attributes:
         folders: Where the run will write, e.g. checkpoints and logs; each is checked.
-        peers: Whom the host must reach.
+        peers: Whom the host reaches.
         limits: What is allowed.
     """
 

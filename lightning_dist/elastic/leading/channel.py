@@ -10,15 +10,14 @@ that a pause of one's own, in which nothing could be heard, counts as one interv
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lightning_dist import wire
 from lightning_dist.elastic.leading.endpoints import Endpoint
+from lightning_dist.elastic.leading.stream import EndOfStreamError, Stream, connect
 
 ROLES = wire.Roles(server=b"elastic leader", client=b"elastic member")
 _UNSENT_BYTES = 16 << 20  # of one that does not read what it is sent
@@ -75,21 +74,17 @@ class LostError(ConnectionError):
 class Channel:
     """See the module; made by :func:`dial` and :func:`answer`. All calls are made in the loop's thread."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pace: Pace) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, stream: Stream, pace: Pace) -> None:
+        self._stream = stream
         self._pace = pace
         self._next: asyncio.Task[dict[str, Any]] | None = None
         self._pings = asyncio.ensure_future(self._ping())
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Put a message on its way; what cannot be sent any more is dropped, as the next receipt says why."""
-        if self._writer.is_closing():
-            return
-        if self._writer.transport.get_write_buffer_size() > _UNSENT_BYTES:
-            _reset(self._writer)
-            return
-        self._writer.write(wire.pack(message))
+        if self._stream.unsent_bytes > _UNSENT_BYTES:
+            self._stream.give_up()
+        self._stream.write(wire.pack(message))
 
     async def receive(self) -> dict[str, Any]:
         """The next message.
@@ -130,22 +125,22 @@ class Channel:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._next = None
-        await _hang_up(self._writer, self._pace.ping_s)
+        await self._stream.close(self._pace.ping_s)
 
     async def _read(self) -> dict[str, Any]:
         try:
-            header = await self._reader.readexactly(wire.HEADER_BYTES)
-            return wire.unpack(await self._reader.readexactly(wire.size_of(header)))
-        except asyncio.IncompleteReadError as error:
+            header = await self._stream.read_exactly(wire.HEADER_BYTES)
+            return wire.unpack(await self._stream.read_exactly(wire.size_of(header)))
+        except EndOfStreamError as error:
             raise ClosedError("its process is gone") from error
         except OSError as error:
             if error.errno is None:  # our own: it sent something else
                 raise
-            is_reset = isinstance(error, ConnectionResetError)
+            is_reset = isinstance(error, ConnectionResetError | BrokenPipeError)
             raise LostError(f"the network ended the connection: {error.strerror}", is_reset=is_reset) from error
 
     async def _ping(self) -> None:
-        while not self._writer.is_closing():
+        while True:
             self.send({"kind": "ping"})
             await asyncio.sleep(self._pace.ping_s)
 
@@ -163,67 +158,45 @@ async def dial(endpoint: Endpoint, secret: bytes, pace: Pace, *, timeout_s: floa
         raise TimeoutError(f"no answer within {timeout_s:g} s") from error
 
 
-async def answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, pace: Pace, *, timeout_s: float
-) -> Channel:
+async def answer(connection: socket.socket, secret: bytes, pace: Pace, *, timeout_s: float) -> Channel:
     """Take a call.
 
     Raises:
         OSError: The caller does not know the secret, says something else, or nothing in time.
     """
+    stream = Stream(connection)
     try:
-        await asyncio.wait_for(_prove(reader, writer, secret, is_server=True), timeout_s)
-    except BaseException as error:
-        await _hang_up(writer, timeout_s)
-        if isinstance(error, asyncio.TimeoutError):
-            raise TimeoutError(f"the caller said nothing for {timeout_s:g} s") from error
+        await asyncio.wait_for(_prove(stream, secret, is_server=True), timeout_s)
+    except asyncio.TimeoutError as error:
+        await stream.close(pace.ping_s)
+        raise TimeoutError(f"the caller said nothing for {timeout_s:g} s") from error
+    except BaseException:
+        await stream.close(pace.ping_s)
         raise
-    return Channel(reader, writer, pace)
+    return Channel(stream, pace)
 
 
 async def _dial(endpoint: Endpoint, secret: bytes, pace: Pace) -> Channel:
-    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    stream = await connect(endpoint)
     try:
-        await _prove(reader, writer, secret, is_server=False)
+        await _prove(stream, secret, is_server=False)
     except BaseException:
-        writer.transport.abort()
+        await stream.close(pace.ping_s)
         raise
-    return Channel(reader, writer, pace)
+    return Channel(stream, pace)
 
 
-async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, is_server: bool) -> None:
-    connection = writer.get_extra_info("socket")
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+async def _prove(stream: Stream, secret: bytes, *, is_server: bool) -> None:
     proof = wire.Proof(secret, ROLES, is_server)
+    stream.write(proof.nonce)
+    theirs = await stream.read_exactly(wire.NONCE_BYTES)
+    if not is_server:
+        stream.write(proof.answer(theirs))
     try:
-        writer.write(proof.nonce)
-        theirs = await reader.readexactly(wire.NONCE_BYTES)
-        if not is_server:
-            writer.write(proof.answer(theirs))
-        try:
-            proof.check(theirs, await reader.readexactly(wire.ANSWER_BYTES))
-        except wire.WrongSecretError:
-            if is_server:
-                writer.write(wire.DENIAL)
-            raise
+        proof.check(theirs, await stream.read_exactly(wire.ANSWER_BYTES))
+    except wire.WrongSecretError:
         if is_server:
-            writer.write(proof.answer(theirs))
-    except asyncio.IncompleteReadError as error:
-        raise ConnectionError("the other side hung up") from error
-
-
-async def _hang_up(writer: asyncio.StreamWriter, timeout_s: float) -> None:
-    """Close once all is sent, or reset."""
-    try:
-        writer.close()
-        await asyncio.wait_for(writer.wait_closed(), timeout_s)
-    except (OSError, asyncio.TimeoutError):
-        _reset(writer)
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Not to be taken for a death; see the Note."""
-    with contextlib.suppress(OSError):
-        linger = struct.pack("ii", 1, 0)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    writer.transport.abort()
+            stream.write(wire.DENIAL)
+        raise
+    if is_server:
+        stream.write(proof.answer(theirs))

@@ -44,15 +44,13 @@ class Node:
         self._channel: Channel | None = None
         self._leader: Leader | None = None
         self._leading: asyncio.Task[None] | None = None
-        self._server: asyncio.Server | None = None
         self._calls: set[asyncio.Task[Any]] = set()
         self._leave = asyncio.Event()
         self._leave_reason = "its agent failed"
 
     async def run(self) -> None:
         """Take part until :meth:`leave`."""
-        if self._listener is not None:
-            self._server = await asyncio.start_server(self._called, sock=self._listener)
+        accepting = asyncio.ensure_future(self._accept())
         attending = asyncio.ensure_future(self._attend())
         leaving = asyncio.ensure_future(self._leave.wait())
         try:
@@ -61,11 +59,11 @@ class Node:
                 attending.result()
             await leaving
         finally:
-            for task in (attending, leaving):
+            for task in (attending, leaving, accepting):
                 task.cancel()
-            await asyncio.gather(attending, leaving, return_exceptions=True)
-            if self._server is not None:
-                self._server.close()  # listens no more
+            await asyncio.gather(attending, leaving, accepting, return_exceptions=True)
+            if self._listener is not None:
+                self._listener.close()
             await self._close()
 
     def leave(self, reason: str) -> None:
@@ -114,7 +112,8 @@ class Node:
                 return
             is_certain = True
         except LostError as error:
-            self._seeker.may_be_dead = error.is_reset
+            if error.is_reset:
+                self._seeker.suspect_leader()
         except (ConnectionError, KeyError, TypeError, ValueError) as error:
             self._setup.say(f"the leader on host {leader} said what cannot be understood: {error}")
         if leader != self._state.host:
@@ -199,16 +198,25 @@ class Node:
 
     # -- the own endpoint ---------------------------------------------------------------------------------------------
 
-    def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        call = asyncio.ensure_future(self._take_call(reader, writer))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+    async def _accept(self) -> None:
+        if self._listener is None:
+            return
+        self._listener.setblocking(False)
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            except OSError:  # no more descriptors, or one that hung up at once
+                await asyncio.sleep(self._setup.pace.ping_s / 10)
+                continue
+            call = asyncio.ensure_future(self._take_call(connection))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
 
-    async def _take_call(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _take_call(self, connection: socket.socket) -> None:
         """Answer whoever calls: a stranger, one that wants to know who leads, or a member."""
         channel, pace = None, self._setup.pace
         try:
-            channel = await answer(reader, writer, self._setup.secret, pace, timeout_s=pace.deadline_s)
+            channel = await answer(connection, self._setup.secret, pace, timeout_s=pace.deadline_s)
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 await self._converse(channel)
         except OSError:

@@ -20,6 +20,7 @@ from lightning_dist.elastic.session import End
 from lightning_dist.errors import LaunchError
 from lightning_dist.wire import WrongSecretError
 
+_LOOKS = 10
 _LOOK_S = 30.0  # between two words to people
 
 
@@ -55,8 +56,11 @@ class Seeker:
         self._leader_index: int | None = None
         self.fenced: str | None = None
         """Why this host may not lead: another one has the claim of the next round."""
-        self.may_be_dead = False
-        """The connection to the last leader was reset: if nobody listens there, it is dead."""
+        self._suspect: int | None = None
+
+    def suspect_leader(self) -> None:
+        """The connection to the leader was reset: if nobody listens at its endpoint, it is dead."""
+        self._suspect = self._leader_index
 
     async def seek(self, lead: Callable[[int], Awaitable[None]], joining: Callable[[Channel], None]) -> Channel:
         """The connection to who leads, which may be this host.
@@ -79,13 +83,14 @@ class Seeker:
             choice = await self._choose(has_waited=waited_s > setup.first_s)
             if isinstance(choice, Lead):
                 await self._see_whether_it_is_over()
+                await self._judge_suspect()
                 await lead(choice.term)
                 assert setup.own is not None, "it is this one's turn"
                 choice = Join(setup.own)
             if isinstance(choice, Join):
                 try:
                     channel = await self._join(choice.index, joining)
-                    self.fenced, self.may_be_dead = None, False
+                    self.fenced = None
                     return channel
                 except _RefusedError as error:  # a name that is in use may still be that of a process that died
                     reason = str(error)
@@ -104,6 +109,14 @@ class Seeker:
     async def statuses(self) -> list[Status | None]:
         """What each endpoint says of itself; this host's own is known."""
         return list(await asyncio.gather(*(self._ask(index) for index in range(len(self._setup.endpoints)))))
+
+    async def _judge_suspect(self) -> None:
+        """A process that dies still listens for a moment."""
+        for _ in range(_LOOKS):
+            if self._suspect is None or await self._ask(self._suspect) is not None:
+                break
+            await asyncio.sleep(self._setup.pace.ping_s / _LOOKS)
+        self._suspect = None
 
     async def _see_whether_it_is_over(self) -> None:
         """The fence tells those that come too late."""
@@ -156,9 +169,9 @@ class Seeker:
                 ) from error
             return None
         except OSError as error:
-            if isinstance(error, ConnectionRefusedError) and self.may_be_dead and index == self._leader_index:
-                assert self._state.lost is not None, "it was the leader"
+            if isinstance(error, ConnectionRefusedError) and index == self._suspect and self._state.lost is not None:
                 self._state.lost = (self._state.lost[0], True)  # its host is there, and nobody listens
+                self._suspect = None
             return None
         try:
             channel.send({"kind": "status"})

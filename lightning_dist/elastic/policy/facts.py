@@ -36,7 +36,7 @@ def _host_ready(situation: Situation, event: events.HostReady, now_s: float) -> 
 def _host_lost(situation: Situation, event: events.HostLost, now_s: float) -> Situation:
     host = _known(situation, event.host)
     if situation.is_active and event.host in situation.outstanding:
-        cause = Cause.PREEMPTED if host.is_leaving else Cause.HOST_LOST
+        cause = Cause.PREEMPTED if event.host in situation.progress.left else Cause.HOST_LOST
         situation = _failed(situation, Failure(cause, event.host, detail=event.detail))
     is_dead = event.is_certain or host.presence is Presence.GONE
     presence = Presence.GONE if is_dead else Presence.SILENT
@@ -80,7 +80,7 @@ def _round_stopped(situation: Situation, event: events.RoundStopped, now_s: floa
     situation = _heard(situation, event.host)
     was_asked = situation.state in (State.DRAINING, State.STOPPING)
     if not was_asked and event.host in situation.outstanding:
-        is_leaving = situation.hosts[event.host].is_leaving
+        is_leaving = event.host in situation.progress.left
         cause = Cause.PREEMPTED if is_leaving else Cause.EXIT
         situation = _failed(
             situation, Failure(cause, event.host, detail="its ranks have ended", is_consequence=not is_leaving)

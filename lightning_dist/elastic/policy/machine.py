@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from lightning_dist.config.checks import check_count
@@ -12,7 +12,17 @@ from lightning_dist.elastic.policy.actions import Action
 from lightning_dist.elastic.policy.events import Event
 from lightning_dist.elastic.policy.facts import note
 from lightning_dist.elastic.policy.rules import settle
-from lightning_dist.elastic.policy.situation import Host, LastRound, Presence, Situation, State, Terms, Waits
+from lightning_dist.elastic.policy.situation import (
+    Ending,
+    Host,
+    LastRound,
+    Presence,
+    Progress,
+    Situation,
+    State,
+    Terms,
+    Waits,
+)
 from lightning_dist.errors import ConfigError
 
 
@@ -80,7 +90,7 @@ class Policy:
         return list(move.actions)
 
     def memory(self, now_s: float) -> dict[str, Any]:
-        """What the next leader's policy must know to keep the budgets: plain values, with ages instead of times."""
+        """What the next leader's policy must know and is not told again: plain values, with ages instead of times."""
         situation = self._situation
         return {
             "restart_ages_s": [now_s - time_s for time_s in situation.recent(situation.restarts_s, now_s)],
@@ -90,6 +100,8 @@ class Policy:
                 if host.failures_s
             },
             "aside": sorted(name for name, host in situation.hosts.items() if host.is_aside),
+            "left": sorted(situation.progress.left & set(situation.members)),
+            "ending": None if situation.ending is None else asdict(situation.ending),
         }
 
 
@@ -105,12 +117,17 @@ def _inherited(situation: Situation, last: LastRound | None, memory: Mapping[str
         for arrival, name in enumerate(names)
     }  # fmt: skip
     situation = replace(situation, hosts=hosts, restarts_s=_times(memory.get("restart_ages_s", ()), now_s))
+    ending = memory.get("ending")
+    situation = replace(situation, ending=None if ending is None else Ending(**ending))
     if last is None:
         return situation
+    # Who leaves and lives says so again; of the former leader's host nothing more is heard.
+    left = frozenset(memory.get("left", ())) & set(members)
     state = State.RUNNING if last.is_running else State.WAITING
     reason = "" if last.is_running else "another host leads"
     return replace(
-        situation, state=state, number=last.number, members=members, leader=last.leader, reason=reason
+        situation, state=state, number=last.number, members=members, leader=last.leader, reason=reason,
+        progress=Progress(left=left),
     )  # fmt: skip
 
 

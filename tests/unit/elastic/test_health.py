@@ -81,6 +81,16 @@ def test_a_program_that_does_not_start_is_a_finding(monkeypatch: pytest.MonkeyPa
     assert not health.is_fit
 
 
+def test_an_endpoint_where_nobody_is_is_not_missed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        there, nobody = listening.getsockname(), bound.getsockname()
+        assert checkup(endpoints=[nobody], limits=PATIENT).figures.keys().isdisjoint({"link_latency_s"})
+        assert "link_latency_s" in checkup(endpoints=[nobody, there], limits=PATIENT).figures
+        late = checkup(endpoints=[there], limits=replace(PATIENT, link_latency_s=0.0))
+    assert [finding.check for finding in late.findings] == ["link"]
+
+
 def test_a_way_is_judged_by_how_long_connections_took() -> None:
     limits = HealthLimits(link_latency_s=0.1, link_lost_share=0.2)
     assert judged([0.02] * 8 + [1.03] * 2, limits) == []

@@ -319,8 +319,10 @@ def test_a_second_signal_ends_at_once(make_scene: MakeScene) -> None:
 
 def test_an_interruption_ends_the_run_for_all(make_scene: MakeScene) -> None:
     scene = make_scene({(1, 0): WAIT, (1, 1): WAIT})
+    scene.leader.reactions = [(RoundStopped, End(130, "somebody has asked for it"))]  # once the ranks here are gone
     scene.once(lambda: os.kill(os.getpid(), signal.SIGINT) is None)
     assert scene.run().exit_code == 130
+    assert scene.leader.reactions == []
     (asked,) = scene.leader.of(EndAsked)
     assert isinstance(asked, EndAsked)
     assert (asked.exit_code, asked.at_snapshot) == (130, False)

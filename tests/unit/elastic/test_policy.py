@@ -22,8 +22,6 @@ from lightning_dist.elastic.policy.situation import State
 from lightning_dist.errors import ConfigError
 from tests.unit.elastic.fleet import Fleet, running
 
-# The first round.
-
 
 def test_it_starts_at_once_with_all_hosts_and_after_a_while_with_enough() -> None:
     fleet = Fleet(hosts=(2, 3))

@@ -15,8 +15,6 @@ from lightning_dist.elastic.policy.events import (
 from lightning_dist.elastic.policy.situation import LastRound, State
 from tests.unit.elastic.fleet import Fleet, running
 
-# The first round.
-
 
 def test_degrade_goes_on_without_a_lost_host_at_once() -> None:
     fleet = running()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from lightning_dist.elastic.policy.events import (
     Cause,
+    EndAsked,
+    HostLeaves,
     HostLost,
     HostReady,
     RoundStopped,
@@ -11,8 +15,6 @@ from lightning_dist.elastic.policy.events import (
 )
 from lightning_dist.elastic.policy.situation import LastRound, State
 from tests.unit.elastic.fleet import Fleet, running
-
-# The first round.
 
 
 def taken_over(**more: object) -> Fleet:
@@ -60,7 +62,9 @@ def test_a_new_leader_keeps_the_budgets() -> None:
     old.step()
     old.wait(10)
     memory = old.policy.memory(old.now_s)
-    assert memory == {"restart_ages_s": [10, 10], "failure_ages_s": {"c": [10, 10]}, "aside": ["c"]}
+    assert memory == {
+        "restart_ages_s": [10, 10], "failure_ages_s": {"c": [10, 10]}, "aside": ["c"], "left": [], "ending": None,
+    }  # fmt: skip
     fleet = taken_over(memory=memory, options={"host_failures": 2, "max_restarts": 3})
     fleet.lose("z")
     fleet.tell(RoundStopped("a", 4), RoundStopped("b", 4))
@@ -80,3 +84,30 @@ def test_with_a_fence_the_smaller_side_leaves_the_larger_one_time() -> None:
     assert fleet.state is State.WAITING
     fleet.wait(1)
     assert fleet.start.hosts == ("a",)
+
+
+def test_a_new_leader_ends_a_run_that_the_former_one_was_told_to_end() -> None:
+    old = running(members="zab")
+    old.deaf.update("zab")
+    old.tell(EndAsked("SIGINT", exit_code=130, at_snapshot=False))
+    fleet = taken_over(memory=json.loads(json.dumps(old.policy.memory(0.0))))
+    fleet.lose("z")
+    fleet.tell(RoundStopped("a", 4), RoundStopped("b", 4))
+    assert (fleet.end.exit_code, fleet.end.reason) == (130, "SIGINT")
+
+
+def test_a_former_leader_that_was_told_to_leave_is_not_to_blame() -> None:
+    old = running(members="zab")
+    old.deaf.update("zab")
+    old.tell(HostLeaves("z", "SIGTERM"))
+    fleet = taken_over(memory=old.policy.memory(0.0), options={"rejoin_s": 50.0})
+    fleet.lose("z")
+    fleet.tell(RoundStopped("a", 4), HostReady("a", 2), RoundStopped("b", 4), HostReady("b", 2))
+    assert fleet.members == ("a", "b")  # it is not waited for
+    assert fleet.start.blame is not None
+    assert fleet.start.blame.cause is Cause.PREEMPTED
+    fleet.away.clear()
+    fleet.step()
+    fleet.come("z")  # its agent was started anew
+    fleet.save()
+    assert fleet.members == ("a", "b", "z")
