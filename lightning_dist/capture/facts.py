@@ -98,9 +98,13 @@ def _host(trainer: pl.Trainer) -> str:
 
 
 def _of_process() -> dict[str, Any]:
-    """Threads that compute, and the interfaces that the user has named for what ranks send each other."""
+    """Threads that compute, the interfaces that the user has named for what ranks send each other, and which start."""
     named = (os.environ.get(name) for name in _INTERFACES)
-    return {"threads": torch.get_num_threads(), "interface": next((each for each in named if each), None)}
+    return {
+        "threads": torch.get_num_threads(),
+        "interface": next((each for each in named if each), None),
+        "round": launched(os.environ).round,
+    }
 
 
 def _data_rank(trainer: pl.Trainer) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from lightning_dist.cli.command import Command
 from lightning_dist.config.elastic import ElasticConfig
-from lightning_dist.elastic.agent.command import parse_command
+from lightning_dist.elastic.agent.command import other_python, parse_command
 from lightning_dist.elastic.agent.environment import HOST_VARIABLE
 from lightning_dist.elastic.agent.options import LaunchOptions, parse_hosts
 from lightning_dist.elastic.agent.running import run_host
@@ -70,6 +71,9 @@ def _run_launch(arguments: argparse.Namespace) -> int:
     environ = dict(os.environ)
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     program = parse_command(words)
+    warning = other_python(program)
+    if warning is not None:
+        print(f"hierdist launch: {warning}", file=sys.stderr)
     min_hosts, max_hosts = parse_hosts(arguments.hosts)
     endpoints = parse(arguments.rendezvous) if arguments.rendezvous else ()
     if max_hosts > 1 and not endpoints:

@@ -112,7 +112,8 @@ def test_state_of_other_shapes_than_the_parameters_is_saved_whole_and_loaded(ran
     results = ranks.run(train_rows, world_size=2, args=(str(tmp_path),))
     for result in results:
         assert_same(result["straight"], dict(module.net.state_dict()), atol=1e-6)
-        assert_same(result["resumed"], result["straight"], atol=0)
+        # Running means of rows are a sum over ranks, each of which keeps its part; a checkpoint has the rounded sums.
+        assert_same(result["resumed"], result["straight"], atol=1e-7)
     for index, entries in optimizer.state_dict()["state"].items():
         assert_same(results[0]["states"][index], entries, atol=1e-5)
 

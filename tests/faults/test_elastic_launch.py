@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 
 def launch(plan: str, *options: str, num_ranks: int = 2, host: str = "h") -> list[str]:
     command = ["-m", "lightning_dist.cli", "launch", "--host", host, f"--ranks-per-host={num_ranks}", *options]
-    return [*command, "--", "python", SCRIPT, plan]
+    return [*command, "--", sys.executable, SCRIPT, plan]
 
 
 def test_failed_ranks_are_started_again_from_the_template(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_healthy_training_is_left_alone(tmp_path: Path, strategy: str) -> None:
     record = tmp_path / "record"
     command = ["-m", "lightning_dist.cli", "launch", "--ranks-per-host=2", "--elastic=restart", f"--record={record}"]
     script = [SCRIPT, strategy, str(tmp_path / "saved"), str(NUM_STEPS), str(PAUSE_S)]
-    result = run_script([*command, "--", "python", *script], deadline_s=550).check()
+    result = run_script([*command, "--", sys.executable, *script], deadline_s=550).check()
     assert result.stdout.count(f"did {NUM_STEPS} steps") == 2
     assert incidents.read(record) == ()
     assert "hang" not in result.stderr

@@ -77,7 +77,7 @@ def test_a_run_that_is_hit_comes_to_its_last_step(
             *["-m", "lightning_dist.cli", "chaos", "--plan", tmp_path / "plan.yaml", "--record", tmp_path / "chaos"],
             *["--host", name, "--", sys.executable, "-m", "lightning_dist.cli", "launch", "--hosts=1:2"],
             *[f"--host={name}", f"--rendezvous={endpoints}", f"--fence={tmp_path / 'fence'}", "--run=hit"],
-            *[f"--record={tmp_path / 'record'}", "--", "python", SCRIPT, *EXAMPLE, f"trainer.max_steps={steps}"],
+            *[f"--record={tmp_path / 'record'}", "--", sys.executable, SCRIPT, *EXAMPLE, f"trainer.max_steps={steps}"],
         ]
         for name in cluster.hosts
     }

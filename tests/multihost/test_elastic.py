@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def start(
     commands = {
         name: [
             *["-m", "lightning_dist.cli", "launch", "--hosts=1:2", f"--host={name}", "--ranks-per-host=2"],
-            *[f"--rendezvous={endpoints}", *options, "--", "python", *script],
+            *[f"--rendezvous={endpoints}", *options, "--", sys.executable, *script],
         ]
         for name in hosts
     }

@@ -50,6 +50,7 @@ defaults:
   - optimizer: adamw
   - trainer: default
   - checkpoint: full
+  - elastic: "off"
   - monitor: "on"
   - sync@training.gradients: bf16
   - _self_

@@ -75,6 +75,7 @@ class Agent:
                     if with_reset:
                         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     connection.close()
+            self.session._loop.remove_reader(node._listener)
             node._listener.close()
             node.leave("it was killed")
 

@@ -56,6 +56,7 @@ def main(argv: list[str]) -> None:
     """Tie, enter, and become ``argv``."""
     parent_pid, netns, command = int(argv[1]), argv[2], argv[3:]
     tie_to_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests run in the background of a shell
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # stuck ranks are ended by SIGABRT, for their stacks
     if netns != "-":
         enter_host(netns)

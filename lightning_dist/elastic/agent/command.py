@@ -81,6 +81,18 @@ def parse_command(words: Sequence[str], *, interpreter: str = sys.executable) ->
     return Program(Kind.PROGRAM, os.path.abspath(found), tuple(rest))
 
 
+def other_python(program: Program, *, interpreter: str = sys.executable) -> str | None:
+    """What to tell people who run another Python than this one, as a rule by mistake; ``None``: they do not."""
+    if program.kind is not Kind.PROGRAM or not _PYTHON.fullmatch(os.path.basename(program.target)):
+        return None
+    if _is_this_python(program.target, interpreter):
+        return None  # with options of its own
+    return (
+        f"{program.target} is not the Python that hierdist runs in ({interpreter}): ranks start anew each time, and "
+        "need torch, lightning and lightning_dist there; for this one leave the word python out: -- train.py"
+    )
+
+
 def _script(path: str, arguments: list[str]) -> Program:
     if not os.path.exists(path):
         raise LaunchError(f"the script {path!r} does not exist in {os.getcwd()}")

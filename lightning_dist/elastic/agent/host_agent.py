@@ -33,7 +33,7 @@ from lightning_dist.elastic.agent.rendezvous import RunEnded, SessionRendezvous
 from lightning_dist.elastic.agent.round_starts import RoundStarts
 from lightning_dist.elastic.agent.warm import TemplateLostError
 from lightning_dist.elastic.detect.phases import Order
-from lightning_dist.elastic.policy.events import Cause, Event, RoundDone, RoundStopped, WorkerFailed
+from lightning_dist.elastic.policy.events import Cause, Event, RoundDone, RoundStopped, Snapshot, WorkerFailed
 from lightning_dist.elastic.rounds import Round
 from lightning_dist.elastic.session import End, Stop
 
@@ -268,10 +268,13 @@ class HostAgent(SimpleElasticAgent):
         stays = not stop.at_snapshot and end is None and self._parts.orders.leaving is None
         ranks.end(why=stop.reason, hung=self._hung, may_stay=stays and self._is_worth_staying())
         for local_rank in sorted(set(ranks.exits) - ended_before):
-            if ranks.exits[local_rank].words:
+            exit_ = ranks.exits[local_rank]
+            if exit_.words and exit_.status < 0:  # else it has shown its error itself
                 rank = self._round.first_rank(host) + local_rank
-                self._parts.say(f"rank {rank} was let go: {ranks.exits[local_rank].words}")
-        self._parts.lookout.look(time.monotonic(), now=True)
+                self._parts.say(f"rank {rank} was let go: {exit_.words}")
+        for event in self._parts.lookout.look(time.monotonic(), now=True):
+            if isinstance(event, Snapshot):  # the rest is old news
+                self._tell(event)
         self._worker_group.state = WorkerState.STOPPED
         if end is not None:
             return end

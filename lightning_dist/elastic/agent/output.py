@@ -92,7 +92,8 @@ class Output:
 
         Args:
             name: Stands before each line.
-            log: Path of its file in the folder for files.
+            log: Path of its file in the folder for files. Where it cannot be made, there is none: a full disk ends no
+                training.
         """
         if not self._with_prefix and self._logs is None:
             yield self._targets
@@ -130,8 +131,10 @@ class Output:
         if self._logs is None:
             return None
         path = self._logs / log
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab", buffering=0)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("ab", buffering=0)
+        return None
 
     def close(self) -> None:
         """Copy what was printed by now, and end. Safe to call twice."""
@@ -183,7 +186,7 @@ class Output:
     def _write(self, stream: _Stream, pieces: list[bytes]) -> None:
         if not pieces:
             return
-        with self._logging, suppress(OSError):  # a full disk ends no training
+        with self._logging, suppress(OSError):
             if stream.log is not None:
                 stream.log.write(b"".join(pieces))
         text = memoryview(b"".join(stream.prefix + piece for piece in pieces))

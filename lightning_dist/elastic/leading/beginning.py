@@ -39,7 +39,6 @@ async def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
     storage = await aside(functools.partial(_open_storage, setup, run), timeout_s=PATIENCE_S, what="fence and record")
     duties = Duties(
         host=remembered.host,
-        address=remembered.address,
         instance=remembered.instance,
         term=term,
         run=run,

@@ -34,7 +34,6 @@ class Duties:
 
     Attributes:
         host: The leader's host.
-        address: Under which others reach it.
         instance: Tells this process from another one of the same host.
         term: The number of this leader, from 1.
         run: The run's name.
@@ -51,7 +50,6 @@ class Duties:
     """
 
     host: str
-    address: str
     instance: str
     term: int
     run: str

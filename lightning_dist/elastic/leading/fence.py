@@ -108,18 +108,6 @@ class Fence:
         except (OSError, TypeError, ValueError) as error:
             raise LaunchError(f"{path} cannot be read: {error}") from error
 
-    def newest(self) -> Claim | None:
-        """The claim of the newest round; ``None``: there is none.
-
-        Raises:
-            LaunchError: The folder cannot be read.
-        """
-        try:
-            names = sorted(path.name for path in self._folder.iterdir() if path.name.startswith(_PREFIX))
-            return _read(self._folder / names[-1]) if names else None
-        except OSError as error:
-            raise LaunchError(f"fence={self._folder} cannot be read: {error}") from error
-
 
 def _read(path: Path) -> Claim:
     """A claim is whole when it has its name."""

@@ -195,7 +195,7 @@ class Leader:
             self.stand_down(Parting(f"host {hello.host} was in a newer round", newer=hello.round))
         elif number == self.round_number and hello.term > self.duties.term:
             self.stand_down(Parting(f"host {hello.host} had a newer leader"))
-        return {"reason": "this leader is out of date"} if self.is_over else None
+        return None if self.is_serving else {"reason": "this leader is out of date"}
 
     async def _greet(self, member: _Member) -> None:
         """Hear what it told an earlier leader, and tell it what stands."""

@@ -12,6 +12,7 @@ from typing import Any
 from lightning_dist.elastic.leading import messages, succession
 from lightning_dist.elastic.leading.beginning import begin
 from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostError, PartedError, answer
+from lightning_dist.elastic.leading.ending import end_tasks
 from lightning_dist.elastic.leading.inbox import Inbox
 from lightning_dist.elastic.leading.leader import Leader, Parting
 from lightning_dist.elastic.leading.messages import Status
@@ -50,7 +51,7 @@ class Node:
 
     async def run(self) -> None:
         """Take part until :meth:`leave`."""
-        accepting = asyncio.ensure_future(self._accept())
+        self._listen()
         attending = asyncio.ensure_future(self._attend())
         leaving = asyncio.ensure_future(self._leave.wait())
         try:
@@ -59,11 +60,9 @@ class Node:
                 attending.result()
             await leaving
         finally:
-            for task in (attending, leaving, accepting):
-                task.cancel()
-            await asyncio.gather(attending, leaving, accepting, return_exceptions=True)
-            if self._listener is not None:
-                self._listener.close()
+            if self._channel is not None:  # these words come before any other that ends the connection
+                await self._channel.close(self._leave_reason, is_end=self._leave.is_set())
+            await end_tasks((attending, leaving))
             await self._close()
 
     def leave(self, reason: str) -> None:
@@ -160,8 +159,7 @@ class Node:
         try:
             await leader.run()
         finally:
-            rivals.cancel()
-            await asyncio.gather(rivals, return_exceptions=True)
+            await end_tasks((rivals,))
 
     async def _watch_rivals(self, leader: Leader) -> None:
         """After a cut two may lead; once they see each other, the one that is behind stands down."""
@@ -198,19 +196,25 @@ class Node:
 
     # -- the own endpoint ---------------------------------------------------------------------------------------------
 
-    async def _accept(self) -> None:
-        if self._listener is None:
+    def _listen(self) -> None:
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(self._listener, self._called, self._listener)
+
+    def _called(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:  # it hung up at once
             return
-        self._listener.setblocking(False)
-        while True:
-            try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            except OSError:  # no more descriptors, or one that hung up at once
-                await asyncio.sleep(self._setup.pace.ping_s / 10)
-                continue
-            call = asyncio.ensure_future(self._take_call(connection))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+        except OSError:  # no more descriptors: later, perhaps
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            loop.call_later(self._setup.pace.ping_s, self._listen)
+            return
+        call = asyncio.ensure_future(self._take_call(connection))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda _: connection.close())  # if it was cancelled before it began
 
     async def _take_call(self, connection: socket.socket) -> None:
         """Answer whoever calls: a stranger, one that wants to know who leads, or a member."""
@@ -236,12 +240,11 @@ class Node:
             await self._leader.serve(channel, messages.hello_from_json(message))
 
     async def _close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close(self._leave_reason, is_end=True)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
         if self._leader is not None and self._leading is not None:
             self._leader.stand_down(Parting(self._leave_reason, is_end=True))
             await asyncio.gather(self._leading, return_exceptions=True)
-        while self._calls:
-            for call in self._calls:
-                call.cancel()
-            await asyncio.wait(set(self._calls))
+        await end_tasks(self._calls)

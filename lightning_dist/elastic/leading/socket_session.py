@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from lightning_dist.elastic.leading.ending import end_tasks
 from lightning_dist.elastic.leading.inbox import Inbox
 from lightning_dist.elastic.leading.node import Node
 from lightning_dist.elastic.policy.events import Event, HostReady
@@ -78,7 +79,4 @@ class SocketSession:
 
 async def _cancel_what_is_left(loop: asyncio.AbstractEventLoop) -> None:
     """Such as a call that came in the last moment."""
-    left = asyncio.all_tasks(loop) - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await end_tasks(task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task())

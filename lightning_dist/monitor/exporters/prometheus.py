@@ -105,12 +105,14 @@ class _Figures:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._labels: dict[str, str] = {}
+        self._round: float | None = None
         self._sums: dict[tuple[str, str, str], float] = defaultdict(float)  # name, label, label's value
         self._newest: dict[str, float] = {}
         self._step: StepRecord | None = None
 
     def of(self, header: RankHeader) -> _Figures:
         self._labels = {"rank": str(header.rank), "host": header.host}
+        self._round = header.facts.get("round")
         return self
 
     def step(self, record: StepRecord) -> None:
@@ -148,6 +150,8 @@ class _Figures:
         if step is not None:
             gauges["last_step"] = ("last_step_seconds", "The newest step", step.duration_s)
             gauges["global_step"] = ("global_step", "Optimizer steps before the newest one", float(step.step))
+        if self._round is not None:
+            gauges["round"] = ("round", "How often the run's ranks were started by now", float(self._round))
         for name, title, newest_value in gauges.values():
             gauge = GaugeMetricFamily(f"{_PREFIX}_{name}", title, labels=[*self._labels])
             gauge.add_metric([*self._labels.values()], newest_value)

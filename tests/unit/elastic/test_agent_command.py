@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_dist.elastic.agent.command import Kind, Program, parse_command
+from lightning_dist.elastic.agent.command import Kind, Program, other_python, parse_command
 from lightning_dist.elastic.agent.options import LaunchOptions, parse_hosts
 from lightning_dist.errors import ConfigError, LaunchError
 
@@ -46,7 +46,13 @@ def test_another_environments_python_is_a_program(script: Path, monkeypatch: pyt
     other.parent.mkdir()
     other.symlink_to(Path(sys.executable).resolve())
     monkeypatch.setenv("PATH", str(other.parent))
-    assert parse_command(["python3", "train.py"]) == Program(Kind.PROGRAM, str(other), ("train.py",))
+    program = parse_command(["python3", "train.py"])
+    assert program == Program(Kind.PROGRAM, str(other), ("train.py",))
+    said = other_python(program)
+    assert said is not None
+    assert f"{other} is not the Python that hierdist runs in ({sys.executable})" in said
+    assert other_python(parse_command(["train.py"])) is None
+    assert other_python(parse_command([sys.executable, "-O", "train.py"])) is None
 
 
 @pytest.mark.parametrize(

@@ -82,3 +82,16 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LaunchError, match=r"--logs .*file/logs cannot be made"):
         Output(logs=tmp_path / "file" / "logs")
+
+
+def test_a_file_that_cannot_be_made_ends_no_training(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "out").open("wb") as out,
+        Output(logs=tmp_path / "logs", stdout=out.fileno(), stderr=out.fileno()) as output,
+    ):
+        output.open()
+        (tmp_path / "logs" / "round-1").write_text("in the way")
+        with output.of_rank("a:0", "round-1/rank-0.log") as prints:
+            os.write(prints.stdout, b"hello\n")
+        output.close()
+        assert (tmp_path / "out").read_text() == "[a:0] hello\n"

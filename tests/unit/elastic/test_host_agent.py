@@ -205,8 +205,24 @@ def event_loop_library() -> None:
 
 @pytest.fixture
 def make_scene() -> Iterator[Callable[..., Scene]]:
-    with ExitStack() as stack:
-        yield lambda plan, **options: Scene(stack, plan, **options)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, and stays so under an agent
+    try:
+        with ExitStack() as stack:
+            yield lambda plan, **options: Scene(stack, plan, **options)
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+def test_an_interruption_that_was_ignored_stays_so() -> None:
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert signals.take() == [signal.SIGUSR1]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 MakeScene = Callable[..., Scene]

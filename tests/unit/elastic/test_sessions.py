@@ -16,7 +16,7 @@ from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading import Pace, open_session
 from lightning_dist.elastic.leading.channel import ROLES
 from lightning_dist.elastic.policy.events import Cause, Progress, RoundDone, RoundStopped, Snapshot, WorkerFailed
-from lightning_dist.elastic.policy.situation import Waits
+from lightning_dist.elastic.policy.situation import Presence, Waits
 from lightning_dist.elastic.rounds import Seat
 from lightning_dist.elastic.session import End, Stop
 from lightning_dist.errors import ConfigError
@@ -56,6 +56,17 @@ def test_all_hosts_get_the_same_round_and_the_same_end() -> None:
         for agent in agents:
             agent.session.tell(RoundDone(agent.host, 1))
         assert {agent.end().exit_code for agent in agents} == {0}
+
+
+def test_who_calls_while_the_others_still_leave_hears_of_the_end() -> None:
+    with Party(min_hosts=2, max_hosts=2, pace=Pace(0.1, 10.0)) as party:
+        agents = party.agents("ab")
+        for agent in agents:
+            agent.ready()
+        in_round(agents)
+        for agent in agents:
+            agent.session.tell(RoundDone(agent.host, 1))
+        assert agents[0].end() == party.agent("c").end() == End(0, "training is over")
 
 
 def test_a_host_whose_process_ends_is_gone_at_once_and_one_that_comes_late_is_taken_in() -> None:
@@ -171,6 +182,17 @@ def test_what_one_that_knows_the_secret_sends_troubles_nobody_either(sent: bytes
                     pass
         a.ready()
         assert in_round([a]).number == 1
+
+
+def test_a_host_that_leaves_in_order_is_known_to_be_gone() -> None:
+    with Party(min_hosts=2, max_hosts=2) as party:
+        a, b = agents = party.agents("ab")
+        for agent in agents:
+            agent.ready()
+        in_round(agents)
+        b.session.leave("its host is taken away")
+        assert "its host is taken away" in a.order().reason
+        assert a.leader._policy.situation.hosts["b"].presence is Presence.GONE
 
 
 def test_a_member_that_falls_silent_is_lost_but_may_live_and_comes_back() -> None:

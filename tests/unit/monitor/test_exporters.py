@@ -78,7 +78,7 @@ def test_what_is_unknown_in_some_steps_is_the_mean_of_the_others() -> None:
 
 def test_prometheus_serves_sums_and_the_newest() -> None:
     endpoint = PrometheusEndpoint(0)
-    endpoint.open(HEADER)
+    endpoint.open(replace(HEADER, facts={"round": 3}))
     try:
         assert endpoint.problem is None
         for i in range(2):
@@ -94,6 +94,7 @@ def test_prometheus_serves_sums_and_the_newest() -> None:
     assert figures['hierdist_phase_seconds_total{host="a \\"host\\"",phase="forward",rank="3"}'] == pytest.approx(0.9)
     assert figures[f"hierdist_gpu_power_watts{{{labels}}}"] == 2.0
     assert figures[f"hierdist_global_step{{{labels}}}"] == 1
+    assert figures[f"hierdist_round{{{labels}}}"] == 3
 
 
 def test_every_metric_can_be_served() -> None:
