@@ -75,12 +75,13 @@ def without_effect(
         has_agent: Whether ``hierdist launch`` has started the ranks.
     """
     said = []
-    if elastic is not None and elastic.mode != "off" and not has_agent:
+    if elastic is not None and (elastic.mode != "off" or elastic.in_place) and not has_agent:
+        asked = f"elastic={elastic.mode}" if elastic.mode != "off" else "elastic.in_place=true"
         said.append(
-            f"elastic={elastic.mode} has no effect without an agent that starts ranks again: start the script with "
+            f"{asked} has no effect without an agent that starts ranks again: start the script with "
             "hierdist launch --hosts MIN:MAX --ranks-per-host N -- python ..., or write elastic=off"
         )
-    if elastic is not None and elastic.in_place and not keeps_processes(parallel, device_type):
+    if elastic is not None and elastic.in_place and has_agent and not keeps_processes(parallel, device_type):
         said.append(
             f"elastic.in_place=true has no effect with parallel={parallel.mode} on {device_type}, where ranks get new "
             f"processes: it is for parallel={' or '.join(_IN_PLACE)} on cpu; write elastic.in_place=false"

@@ -90,6 +90,28 @@ def test_elastic_without_an_agent_is_said() -> None:
     assert without_effect(SyncConfig(), TopologyConfig(), *configs, **where, has_agent=True) == ()  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("mode", "device_type", "has_agent", "reason"),
+    [
+        ("ddp", "cpu", True, None),
+        ("zero3", "cpu", True, None),
+        ("ddp", "cpu", False, "without an agent"),
+        ("ddp", "cuda", True, "parallel=ddp on cuda"),
+        ("pipeline", "cpu", True, "parallel=pipeline on cpu"),
+    ],
+)
+def test_processes_that_cannot_stay_are_named(mode: str, device_type: str, has_agent: bool, reason: str | None) -> None:
+    configs = (ParallelConfig(mode=mode), RecomputeConfig(), ElasticConfig(in_place=True))
+    said = without_effect(
+        SyncConfig(), TopologyConfig(), *configs, num_hosts=2, device_type=device_type, has_agent=has_agent
+    )
+    if reason is None:
+        assert said == ()
+    else:
+        assert said[0].startswith("elastic.in_place=true has no effect")
+        assert reason in said[0]
+
+
 def test_all_starts_of_a_run_write_into_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def folder() -> str:
         with initialize_config_module(version_base="1.3", config_module="lightning_dist.conf"):
