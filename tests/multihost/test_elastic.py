@@ -102,6 +102,22 @@ def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: s
 
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
+def test_processes_stay_on_all_hosts(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """All but the rank that was killed; with ``elastic.in_place``."""
+    cluster = make_cluster(2)
+    with start(cluster, [str(SCRIPTS / "staying.py"), str(tmp_path), "1:3:3"]) as hosts:
+        results = [result.check() for result in hosts.wait(deadline_s=DEADLINE_S)]
+    printed = "".join(result.output for result in results)
+    began = re.findall(r"round (\d+), rank (\d+), pid (\d+), after step (\d+)", printed)
+    pids = {(int(number), int(rank)): pid for number, rank, pid, _ in began}
+    assert set(pids) == {(number, rank) for number in (1, 2) for rank in range(4)}
+    assert [pids[1, rank] == pids[2, rank] for rank in range(4)] == [True, True, True, False], printed
+    assert {step for number, *_, step in began if number == "2"} == {"2"}
+    assert len(set(re.findall(r"ends with (\w+)", printed))) == 1
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
 def test_a_host_that_is_preempted_loses_no_step(make_cluster: MakeCluster, tmp_path: Path) -> None:
     cluster = make_cluster(2)
     script = [
