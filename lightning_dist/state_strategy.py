@@ -375,12 +375,11 @@ class StateStrategy(RankStrategy):
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint, once the one that is being written is there."""
         path = os.fspath(filepath)
-        if not checkpoints.is_sharded(path):
+        if self._saver is not None and self._saver.has_skipped:  # first: of one just begun nothing is seen
+            rank_zero_warn(f"{path} stays, since the checkpoint that was to replace it has been skipped")
+        elif not checkpoints.is_sharded(path):
             super().remove_checkpoint(filepath)
         elif self.is_global_zero and self._saver is not None:
-            if self._saver.has_skipped:
-                rank_zero_warn(f"{path} stays, since the checkpoint that was to replace it has been skipped")
-                return
             self._saver.once_committed(functools.partial(checkpoints.remove, path))
         elif self.is_global_zero:
             checkpoints.remove(path)

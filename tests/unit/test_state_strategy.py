@@ -36,3 +36,21 @@ def test_a_rank_that_found_another_last_checkpoint_loads_that_of_rank_0(
     with pytest.warns(UserWarning, match=r"rank 0 loads .*last-v1.ckpt, and this rank had found .*last.ckpt"):
         loaded = strategy.load_checkpoint(paths[1])
     assert loaded == {"found_by": 0}
+
+
+class Skipping:
+    """A saver that has skipped the newest request, since it is writing the one before."""
+
+    has_skipped = True
+
+
+def test_a_folder_whose_writing_has_just_begun_stays_when_the_next_save_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "epoch=0-step=2.ckpt"
+    begun.mkdir()
+    strategy = HierDistStrategy(checkpoint={"mode": "async_sharded", "when_busy": "skip"})
+    monkeypatch.setattr(strategy, "_saver", Skipping())
+    with pytest.warns(UserWarning, match="has been skipped"):
+        strategy.remove_checkpoint(begun)
+    assert begun.exists()
