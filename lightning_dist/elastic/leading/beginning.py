@@ -59,7 +59,8 @@ def _policy(setup: Setup, duties: Duties, remembered: Remembered) -> Policy:
     last = None
     if duties.last_round is not None:
         hosts = tuple(seat.host for seat in duties.last_round.seats)
-        last = LastRound(duties.last_round.number, hosts, remembered.leader, is_running=duties.is_running)
+        # Not whoever led last: in a cut that comes and goes that may be this host, which has started nothing.
+        last = LastRound(duties.last_round.number, hosts, remembered.starter, is_running=duties.is_running)
     return Policy(
         setup.options,
         min_hosts=setup.min_hosts,

@@ -32,6 +32,7 @@ class Remembered:
         leader: The host of the newest leader.
         lost: The leader that was lost last, and whether it is known to be dead.
         round: The newest round this host was in, or has heard of.
+        starter: The host that led when that round began; ``None``: not known.
         is_running: Its ranks of that round have not ended.
         has_stopped: They were ended before their time.
         ready: That this host waits for a round.
@@ -47,6 +48,7 @@ class Remembered:
     leader: str | None = None
     lost: tuple[str, bool] | None = None
     round: Round | None = None
+    starter: str | None = None
     is_running: bool = False
     has_stopped: bool = False
     ready: HostReady | None = None
@@ -56,13 +58,15 @@ class Remembered:
 
     def began(self, value: Round) -> None:
         """This host is in a round; what was told of earlier ones is old news."""
+        if self.round is None or value.number != self.round.number:  # else another leader tells of it again
+            self.starter = self.leader
         self.round, self.run, self.ready = value, value.run, None
         self.is_running, self.has_stopped = True, False
         self._keep(lambda event: isinstance(event, OptionsTold))
 
     def heard_of(self, value: Round, *, has_stopped: bool = False) -> None:
         """There is, or was, a newer round, without this host."""
-        self.round, self.is_running, self.has_stopped = value, False, has_stopped
+        self.round, self.starter, self.is_running, self.has_stopped = value, None, False, has_stopped
 
     def told(self, event: Event) -> int:
         """The agent has told something; its serial number."""
