@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 
 from lightning_dist.elastic.agent.environment import template_environment
 from lightning_dist.elastic.agent.folder import AgentFolder
@@ -19,6 +19,8 @@ from lightning_dist.elastic.agent.signals import Signals
 from lightning_dist.elastic.agent.warm import WarmProcess
 from lightning_dist.elastic.policy.events import HostUnhealthy
 from lightning_dist.elastic.session import End, Session
+
+_LOOKUPS = "RES_OPTIONS"
 
 
 def run_host(
@@ -50,9 +52,8 @@ def run_host(
             sys.stderr.write(f"hierdist [{options.host}] {text}\n")
             sys.stderr.flush()
 
-    # A store's only thread asks for the name of each client: without an answering DNS, 5 s a time.
-    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     with ExitStack() as parts:
+        parts.enter_context(_short_lookups())
         folder = parts.enter_context(AgentFolder(options.num_ranks))
         output = parts.enter_context(Output(with_prefix=options.with_prefix, logs=options.logs))
         template = parts.enter_context(
@@ -96,6 +97,22 @@ def run_host(
         if code:
             say(f"ends with exit code {code}: {end.reason}")
         return code
+
+
+@contextmanager
+def _short_lookups() -> Iterator[None]:
+    """Names are looked up with patience of a second, unless the user says otherwise.
+
+    A store's only thread asks for the name of each client: without an answering DNS, 5 s a time.
+    """
+    if _LOOKUPS in os.environ:
+        yield
+        return
+    os.environ[_LOOKUPS] = "timeout:1 attempts:1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_LOOKUPS, None)
 
 
 def _prepare(
