@@ -48,6 +48,7 @@ async def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
         last_round=remembered.round,
         is_running=not remembered.has_stopped,
         lost=remembered.lost,
+        lost_s=remembered.lost_s,
         fence=storage.fence,
         recorder=storage.recorder,
         lines=storage.lines,
