@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ CLOSE = 1e-3
 _FIRST, _LAST = 5, STEPS - 15  # steps that are hit; a host that comes back has time to
 _RUN_S = 300.0
 _WORDS = ("--model", "tiny", "--batch-size", "4", "--pass-s", "0.12", "--samples", str(NUM_SAMPLES))
-_SAVES = ("--storage-every", "15")
-_ARM = ARMS["hierdist"]
+_SAVES = ("--storage-every", "15", "--storage-keeps-all")  # one may be torn while nothing is in memory
+_ARM = replace(ARMS["hierdist"], training=(*ARMS["hierdist"].training, *_SAVES))
 
 # The first kinds leave the run at its size, so that its loss is to be the same to the last bit. A signal ends a run.
 _OF_RANKS = ("kill", "exception", "exit", "oom", "stop", "enospc", "torn", "keeper", "slow_host", "slow_link")
@@ -111,7 +111,7 @@ def _in_words(outcome: Outcome) -> str:
 
 
 def _training() -> Training:
-    return Training(STEPS, (*_WORDS, *_SAVES))
+    return Training(STEPS, _WORDS)
 
 
 def _uninterrupted(folder: Path) -> Ledger:

@@ -141,8 +141,14 @@ def make_trainer(arguments: argparse.Namespace, folder: Path) -> pl.Trainer:
     )
     callbacks: list[pl.Callback] = [StepLines(folder, pause=arguments.pause, pass_s=arguments.pass_s)]
     if arguments.storage_every:
-        keep = folder / "checkpoints"
-        callbacks.append(AsyncShardedCheckpoint(keep, every_n_train_steps=arguments.storage_every, save_last=True))
+        callbacks.append(
+            AsyncShardedCheckpoint(
+                folder / "checkpoints",
+                every_n_train_steps=arguments.storage_every,
+                save_last=True,
+                save_top_k=-1 if arguments.storage_keeps_all else 1,
+            )
+        )
     validate_every = arguments.validate_every
     return pl.Trainer(
         strategy=strategy,
@@ -182,6 +188,7 @@ def main() -> None:
     parser.add_argument("--replica", default="off", choices=["off", "memory", "buddy"])
     parser.add_argument("--memory-every", type=int, default=5, help="steps between two snapshots in memory")
     parser.add_argument("--storage-every", type=int, default=50, help="steps between two checkpoints; 0: none")
+    parser.add_argument("--storage-keeps-all", action="store_true", help="of them; else the newest")
     parser.add_argument("--validate-every", type=int, default=0, help="steps; 0: never")
     parser.add_argument("--pause", type=_pause, help="STEP:SECONDS")
     parser.add_argument("--elastic", help="options of elastic, as JSON")
