@@ -141,6 +141,7 @@ def _one(seed: int, folder: Path, reference: Ledger) -> Outcome:
         except NeverHappened as reason:
             hung = str(reason)
         words = hung or scene.last_words()
+        folder.with_suffix(".txt").write_text(scene.words(), encoding="utf-8")
     found = ledger(read_lines(folder), num_samples=NUM_SAMPLES)
     verdict = "hung" if hung else judged(found, reference, drawn, codes=list(codes.values()))
     last = max(found.losses, default=0)
