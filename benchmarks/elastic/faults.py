@@ -22,7 +22,7 @@ from benchmarks.elastic.steps import Ledger, ledger, read_lines
 from benchmarks.record import commit, today
 from lightning_dist.elastic.chaos.folder import ChaosFolder
 from lightning_dist.elastic.chaos.kinds import KINDS
-from lightning_dist.elastic.chaos.plan import Plan, make_fault
+from lightning_dist.elastic.chaos.plan import Fault, Plan, make_fault
 from lightning_dist.elastic.chaos.random_plans import random_plan
 
 SHAPE = Shape(2, 2)
@@ -37,9 +37,10 @@ _WORDS = ("--model", "tiny", "--batch-size", "4", "--pass-s", "0.12", "--samples
 _SAVES = ("--storage-every", "15", "--storage-keeps-all")  # one may be torn while nothing is in memory
 _ARM = replace(ARMS["hierdist"], training=(*ARMS["hierdist"].training, *_SAVES))
 
-# The first kinds leave the run at its size, so that its loss is to be the same to the last bit. A signal ends a run.
-_OF_RANKS = ("kill", "exception", "exit", "oom", "stop", "enospc", "torn", "keeper", "slow_host", "slow_link")
-_OF_HOSTS = tuple(kind for kind in KINDS if kind != "signal")
+_TAKING = ("agent", "host", "store", "cut")
+_OTHERS = tuple(kind for kind in KINDS if kind not in (*_TAKING, "signal"))
+_WHEN_WHOLE = (2, 3)
+"""Ranks that are there only while both hosts are, so that no host is taken while the other one is away."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +59,34 @@ class Drawn:
 
 
 def draw(seed: int) -> Drawn:
-    """The plan of a run: of ranks and of hosts in turn, and a signal at the end of every eighth."""
+    """The plan of a run: of ranks alone and with two hosts taken, in turn; a signal at the end of every eighth."""
     keeps_size, ends = seed % 2 == 0, seed % 8 == 7
-    drawn = random_plan(
-        seed,
-        num_faults=FAULTS_A_RUN,
-        num_ranks=SHAPE.num_hosts * SHAPE.ranks_per_host,
-        num_steps=_LAST - _FIRST,
-        kinds=_OF_RANKS if keeps_size else _OF_HOSTS,
-        interface="eth0",
-    )
-    faults = [
-        make_fault(fault.kind, rank=fault.rank, step=fault.step + _FIRST, **fault.options) for fault in drawn.faults
-    ]
+    faults = _drawn(seed, FAULTS_A_RUN if keeps_size else FAULTS_A_RUN - 2, range(_FIRST, _LAST), _OTHERS)
+    if not keeps_size:
+        middle = (_FIRST + _LAST) // 2
+        for steps in (range(_FIRST, middle - 10), range(middle, _LAST)):
+            (fault,) = _drawn(seed + steps.start * 1000, 1, steps, _TAKING)
+            options = dict(fault.options)
+            if "host" in options:
+                options["host"] = "ab"[fault.rank % 2]
+            rank = _WHEN_WHOLE[fault.rank // 2]
+            faults.append(make_fault(fault.kind, rank=rank, step=fault.step, **options))
     if ends:
         faults.append(make_fault("signal", rank=0, step=STEPS - 5))
-    return Drawn(Plan(tuple(faults)), keeps_size, ends)
+    return Drawn(Plan(tuple(sorted(faults, key=lambda fault: fault.step))), keeps_size, ends)
+
+
+def _drawn(seed: int, num_faults: int, steps: range, kinds: Sequence[str]) -> list[Fault]:
+    plan = random_plan(
+        seed,
+        num_faults=num_faults,
+        num_ranks=SHAPE.num_hosts * SHAPE.ranks_per_host,
+        num_steps=len(steps) + 1,
+        kinds=kinds,
+        interface="eth0",
+    )
+    first = steps.start - 1
+    return [make_fault(each.kind, rank=each.rank, step=first + each.step, **each.options) for each in plan.faults]
 
 
 def run_faults(

@@ -90,7 +90,7 @@ class Scene:
         command = self.arm.command(host, addresses, self.shape, self.folder, [*script, *self._training.options])
         environment = {
             **self.arm.environment, "OMP_NUM_THREADS": "1", "HIERDIST_SECRET": "benchmark" * 4,
-            "PYTHONPATH": str(TRAINING.parents[2]),
+            "PYTHONPATH": str(TRAINING.parents[2]), "HIERDIST_HOST": host,
         }  # fmt: skip
         self._agents[host] = self.cluster.start_on_hosts(
             [*self._before(host), *command], hosts=[host], env=environment, cwd=self.folder
