@@ -114,6 +114,10 @@ def _options_told(situation: Situation, event: events.OptionsTold, now_s: float)
     return replace(situation, options=event.options)
 
 
+def _sizes_told(situation: Situation, event: events.SizesTold, now_s: float) -> Situation:
+    return replace(situation, sizes=event.sizes)
+
+
 def _end_asked(situation: Situation, event: events.EndAsked, now_s: float) -> Situation:
     reason = event.detail or "the run was told to end"
     is_urgent = situation.ending is not None
@@ -135,6 +139,7 @@ _NOTES: Mapping[type, Callable[[Situation, Any, float], Situation]] = {
     events.Snapshot: _snapshot,
     events.RoundDone: _round_done,
     events.OptionsTold: _options_told,
+    events.SizesTold: _sizes_told,
     events.EndAsked: _end_asked,
     events.Progress: _unchanged,
     events.Tick: _unchanged,
