@@ -19,7 +19,7 @@ from lightning_dist.elastic.policy.situation import LOST, Ending, Host, Presence
 def note(situation: Situation, event: Event, now_s: float) -> Situation:
     """What the leader knows after an event."""
     noted = _NOTES[type(event)](situation, event, now_s)
-    has_enough = len(noted.candidates) >= noted.floor
+    has_enough = len(noted.seating(noted.candidates)) >= noted.floor
     return replace(noted, enough_s=(now_s if noted.enough_s is None else noted.enough_s) if has_enough else None)
 
 

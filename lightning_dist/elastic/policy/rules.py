@@ -44,14 +44,17 @@ def _gathering(situation: Situation, now_s: float) -> Move | None:
         return _end(situation, now_s, situation.ending.exit_code, situation.ending.reason)
     ready = situation.candidates
     has_waited = situation.enough_s is not None and now_s - situation.enough_s >= waits.join_s
-    if len(ready) >= terms.max_hosts or has_waited:
+    has_enough = len(situation.seating(ready)) >= terms.min_hosts
+    if has_enough and (len(ready) >= terms.max_hosts or has_waited):
         move = _start_if_alone(situation, now_s, f"{min(len(ready), terms.max_hosts)} hosts are there")
         if move is not None:
             return move
     if now_s - situation.since_s < waits.gather_s:
         return None
-    if len(ready) >= terms.min_hosts:
+    if has_enough:
         return _end(situation, now_s, 1, quorum.explain(situation.side))
+    if len(ready) >= terms.min_hosts:
+        return _end(situation, now_s, 1, _shortage(situation, waits.gather_s))
     names = f" ({', '.join(ready)})" if ready else ""
     return _end(
         situation, now_s, 1,
