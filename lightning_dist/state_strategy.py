@@ -128,6 +128,18 @@ class StateStrategy(RankStrategy):
         """Whether a rank was writing a checkpoint a batch ago; alike on all ranks."""
         return False
 
+    def ask_who_writes(self) -> bool:
+        """Whether a rank is writing a checkpoint now; every rank calls it."""
+        return self._saver is not None and self._saver.is_anyone_busy()
+
+    def await_memory(self, timeout_s: float) -> bool:
+        """Wait for a checkpoint that goes to memory only, this rank for itself; whether none is being written now.
+
+        Args:
+            timeout_s: How long, in seconds.
+        """
+        return self._saver is None or self._saver.await_memory(timeout_s)
+
     @property
     def kept_step(self) -> int | None:
         """The optimizer step of the newest checkpoint that goes to memory."""
