@@ -91,10 +91,9 @@ def without_effect(
             "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "
             "own; write topology=auto, or sync=flat to say what is meant"
         )
-    elif num_hosts == 1 and sync.wire_dtype != "same":
+    elif num_hosts == 1 and sync.codec != "same":
         said.append(
-            f"sync.wire_dtype={sync.wire_dtype} has no effect on one host: nothing crosses between hosts; "
-            "write sync=hierarchical"
+            f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(

@@ -66,7 +66,7 @@ def test_sockets_inside_a_host_leave_the_link_alone(count: Count) -> None:
 
 @pytest.mark.parametrize("name", ["2x2 cyclic", "4x2"])
 def test_bf16_on_the_wire_halves_the_bytes(count: Count, name: str) -> None:
-    sent = count(name, {"chunk_bytes": 1 << 20, "wire_dtype": "bf16"})
+    sent = count(name, {"chunk_bytes": 1 << 20, "codec": "bf16"})
     assert_each_sent(sent, hierarchical_bytes_per_host(SIZE_BYTES, len(LAYOUTS[name])) / 2)
 
 
