@@ -95,6 +95,11 @@ def without_effect(
         said.append(
             f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
+    said += [
+        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={only}"
+        for name, only in (("rounding", "int8"), ("ratio", "topk"))
+        if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec != only
+    ]
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(
             f"topology.switches has no effect with topology.tiers={topology.tiers}; "

@@ -95,7 +95,7 @@ class EncodedLeg:
         receives = [(i, incoming[i]) for i, _ in sends]
         self._collectives.start_exchange(sends, receives, group, "all_gather").wait(leg="cross", **chunk.attributes)
         columns = -(-part.numel() // group.size)
-        store(self._decoded(incoming, part.dtype, columns).view(-1)[: part.numel()], part)
+        store(self._decoded(incoming, part.dtype, columns).reshape(-1)[: part.numel()], part)
         chunk.encoded = None
 
     def _encoded(self, rows: torch.Tensor, chunk: Chunk, index: int) -> torch.Tensor:

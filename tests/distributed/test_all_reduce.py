@@ -93,6 +93,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "sockets": {"shared_memory": "off"},
     "flat": {"algorithm": "flat"},
     "bf16": {"codec": "bf16"},
+    "int8": {"codec": "int8", "rounding": "stochastic"},
+    "onebit": {"codec": "onebit"},
+    "topk": {"codec": "topk", "ratio": 0.25},
 }
 MEANS: dict[str, tuple[str, str, float]] = {
     "float32": ("auto", "float32", 1e-6),
@@ -101,10 +104,14 @@ MEANS: dict[str, tuple[str, str, float]] = {
     "bfloat16": ("auto", "bfloat16", 2**-7),
     "float16": ("auto", "float16", 2**-9),
     "float32-bf16": ("bf16", "float32", 2**-7),
+    "float32-int8": ("int8", "float32", 6 / 127),  # two roundings of less than a step, 3 hosts' sum below 6
+    "bfloat16-int8": ("int8", "bfloat16", 6 / 127 + 2**-7),
+    "float64-onebit": ("onebit", "float64", 8),  # of each value only the sign is kept
+    "float32-topk": ("topk", "float32", 2),  # what is small is not sent
 }
 ALWAYS = {
     "2": ["float32", "float32-sockets", "bfloat16"],
-    "2+2": ["float32-flat", "float16", "float32-bf16"],
+    "2+2": ["float32-flat", "float16", "float32-bf16", "float32-int8", "float32-topk"],
     "3+1": list(MEANS),
     "cyclic": ["float32", "float32-sockets", "float32-bf16"],
     "1+1": ["float32", "float32-flat", "float16"],

@@ -25,6 +25,8 @@ SWITCHES = {"x": ["a"], "y": ["b"]}
     [
         ({}, {"tiers": "flat"}, 2, "cpu", "sync.algorithm=hierarchical"),
         ({"codec": "bf16"}, {}, 1, "cpu", "sync.codec=bf16"),
+        ({"codec": "onebit", "rounding": "stochastic"}, {}, 2, "cpu", "sync.rounding"),
+        ({"ratio": 0.1}, {}, 2, "cpu", "sync.ratio"),
         ({}, {"tiers": "two_tier", "switches": SWITCHES}, 2, "cpu", "topology.switches"),
         ({}, {"probe": ProbeConfig(refresh=True)}, 2, "cpu", "topology.probe.refresh"),
         ({"shared_memory": "off"}, {}, 2, "cuda", "sync.shared_memory"),
