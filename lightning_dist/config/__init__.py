@@ -31,6 +31,7 @@ from lightning_dist.config.pipeline import (
 )
 from lightning_dist.config.recompute import RECOMPUTE_MODES, RECOMPUTE_PRESETS, RecomputeConfig
 from lightning_dist.config.resolve import from_mapping, resolve, resolve_options
+from lightning_dist.config.sparse import SparseConfig
 from lightning_dist.config.sync import (
     CODECS,
     ROUNDINGS,
@@ -79,6 +80,7 @@ __all__ = [
     "START_METHODS",
     "SYNC_ALGORITHMS",
     "SYNC_PRESETS",
+    "SparseConfig",
     "SyncConfig",
     "TENSOR_PLANS",
     "TIER_CHOICES",
