@@ -147,7 +147,7 @@ class GoingOn:
             return
         if self._launched.is_restart:
             began = f"at {asked}, as the script says" if asked else "anew"
-            rank_zero_info(f"hierdist: start {self._launched.round} of this run begins {began}: nothing of it was saved")
+            rank_zero_info(f"hierdist: {self._start} begins {began}: nothing of it was saved")
         load(asked)
 
     def _read_kept(self, folder: str, lineage: Lineage, newer_than: int, load: Callable[[Any], None]) -> bool:
@@ -165,11 +165,13 @@ class GoingOn:
 
     def _say(self, step: int, source: str) -> None:
         step = self._trainer._checkpoint_connector._loaded_checkpoint.get("global_step", step)
-        if self._launched.is_restart:
-            rank_zero_info(f"hierdist: start {self._launched.round} of this run goes on after step {step}, from {source}")
-        else:
-            run = self._launched.run
-            rank_zero_info(f"hierdist: run {run} goes on after step {step}, from {source}; another --run begins anew")
+        hint = "" if self._launched.is_restart else "; another --run begins anew"
+        rank_zero_info(f"hierdist: {self._start} goes on after step {step}, from {source}{hint}")
+
+    @property
+    def _start(self) -> str:
+        is_restart, run, number = self._launched.is_restart, self._launched.run, self._launched.round
+        return f"start {number} of this run" if is_restart else f"run {run}, which was launched before,"
 
     def _lineage(self) -> Lineage:
         begun_s = self._trail.begun_s if self._trail is not None else None

@@ -45,7 +45,7 @@ class Launched:
 
     @property
     def owns_name(self) -> bool:
-        """Whether no other run has this one's name: a launch with the same name is the same run, begun earlier or not."""
+        """Whether no other run has this one's name: a later launch of that name is the same run."""
         return self.agent is not None and self.run is not None
 
 
