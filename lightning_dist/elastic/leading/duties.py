@@ -43,6 +43,7 @@ class Duties:
         last_round: The newest round there was; its hosts are awaited.
         is_running: Its ranks may be running; else they have ended, or are to end.
         lost: The leader before this one, and whether it is known to be dead.
+        lost_s: When this host lost it, on the clock; ``None``: another one has led since.
         fence: Where rounds are claimed; ``None``: nowhere.
         recorder: Makes incidents of what happens; ``None``: nobody does.
         lines: Writes them down.
@@ -59,6 +60,7 @@ class Duties:
     last_round: Round | None = None
     is_running: bool = False
     lost: tuple[str, bool] | None = None
+    lost_s: float | None = None
     fence: Fence | None = None
     recorder: Recorder | None = None
     lines: LineWriter | None = None

@@ -80,7 +80,8 @@ class Leader:
         if self._round is not None:
             self._slowness.begin(self._round.number)
             if duties.recorder is not None:
-                duties.recorder.took_over(self._round)
+                since_s = self._clock() if duties.lost_s is None else duties.lost_s
+                duties.recorder.took_over(self._round, takeover_s=self._clock() - since_s)
 
     @property
     def round(self) -> Round | None:
