@@ -102,9 +102,8 @@ def test_a_torn_outcome_is_none(tmp_path: Path) -> None:
 
 
 def test_a_folder_belongs_to_one_experiment_and_one_command(tmp_path: Path) -> None:
-    with Store(tmp_path / "ab", experiment()):
-        with pytest.raises(ConfigError, match="another hierdist ab works"):
-            Store(tmp_path / "ab", experiment())
+    with Store(tmp_path / "ab", experiment()), pytest.raises(ConfigError, match="another hierdist ab works"):
+        Store(tmp_path / "ab", experiment())
     with pytest.raises(ConfigError, match="steps was 20, and is now 30"):
         Store(tmp_path / "ab", experiment(steps=30))
     (tmp_path / "mine").mkdir()
