@@ -24,9 +24,10 @@ from lightning_dist.checkpoint.manifest import MARKER_FILE
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig, ElasticConfig, ParallelConfig, SyncConfig, TopologyConfig
-from lightning_dist.elastic.agent_folder import tell_options
+from lightning_dist.elastic.agent_folder import tell_options, tell_sizes
 from lightning_dist.elastic.detect.phases import Phase
 from lightning_dist.elastic.detect.pulse import Pulse
+from lightning_dist.elastic.policy.sizes import sizes_of
 from lightning_dist.errors import CheckpointError
 from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, checkpoints
@@ -36,6 +37,7 @@ from lightning_dist.rank_strategy import RankStrategy
 from lightning_dist.resized import KeptBatch, ScaledRate
 from lightning_dist.restarting import GoingOn, Ways, checkpoint_folder, interrupted_path, older_interrupted
 from lightning_dist.snapshots import MemorySnapshots
+from lightning_dist.stopping import Asked, memory_outlives
 
 
 class StateStrategy(RankStrategy):
@@ -75,7 +77,9 @@ class StateStrategy(RankStrategy):
         self._presence: socket.socket | None = None  # what is in memory stays there until this run has saved, too
 
     def setup_environment(self) -> None:
-        """Join the other ranks, and let the agent of this host know what is to become of failures."""
+        """Join the other ranks; let the agent of this host know which sizes fit, and what is to become of failures."""
+        if self.launched.agent is not None and self.local_rank == 0:  # first: at this size nothing may work
+            tell_sizes(self.launched.agent, sizes_of(self.parallel_config))
         super().setup_environment()
         if self.elastic_config is not None and self.launched.agent is not None and self.local_rank == 0:
             tell_options(self.launched.agent, self.elastic_config)
@@ -164,16 +168,11 @@ class StateStrategy(RankStrategy):
             )
         self._saver.let_begin()
 
-    def _save_to_stop(self, trainer: pl.Trainer, is_ordered: bool) -> None:
-        """Save where the next start finds it; every rank calls it.
-
-        An agent that orders it has lost no host yet: memory is enough if each host's is on another one, too. A signal
-        may be for all hosts.
-        """
+    def _save_to_stop(self, trainer: pl.Trainer, asked: Asked) -> None:
+        """Save where the next start finds it; every rank calls it."""
         assert self._run is not None
         saver, step = self._saver, trainer.global_step
-        is_safe = self.checkpoint_config.replica == "buddy" or self._run.cluster.num_hosts == 1
-        if is_ordered and is_safe and saver is not None and self.checkpoint_config.replica != "off":
+        if saver is not None and memory_outlives(asked, self.checkpoint_config.replica, self._run.cluster):
             if saver.kept_step != step:
                 self.keep_in_memory(trainer, at_once=True)
             saver.finish()

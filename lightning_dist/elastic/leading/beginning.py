@@ -48,6 +48,7 @@ async def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
         last_round=remembered.round,
         is_running=not remembered.has_stopped,
         lost=remembered.lost,
+        lost_s=remembered.lost_s,
         fence=storage.fence,
         recorder=storage.recorder,
         lines=storage.lines,
@@ -58,9 +59,12 @@ async def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
 def _policy(setup: Setup, duties: Duties, remembered: Remembered) -> Policy:
     last = None
     if duties.last_round is not None:
-        hosts = tuple(seat.host for seat in duties.last_round.seats)
+        seats = duties.last_round.seats
+        hosts, ranks = tuple(seat.host for seat in seats), tuple(seat.num_ranks for seat in seats)
         # Not whoever led last: in a cut that comes and goes that may be this host, which has started nothing.
-        last = LastRound(duties.last_round.number, hosts, remembered.starter, is_running=duties.is_running)
+        last = LastRound(
+            duties.last_round.number, hosts, remembered.starter, is_running=duties.is_running, num_ranks=ranks
+        )
     return Policy(
         setup.options,
         min_hosts=setup.min_hosts,
@@ -78,14 +82,14 @@ def _policy(setup: Setup, duties: Duties, remembered: Remembered) -> Policy:
 @dataclass(frozen=True)
 class _Storage:
     fence: Fence | None
-    recorder: Recorder | None
+    recorder: Recorder
     lines: LineWriter | None
 
 
 def _open_storage(setup: Setup, run: str) -> _Storage:
     fence = None if setup.fence is None else Fence(setup.fence, run)
     if setup.record is None:
-        return _Storage(fence, None, None)
+        return _Storage(fence, Recorder(run, first_number=1, wall_clock=time.time), None)
     recorder = Recorder(run, first_number=1 + _last_number(setup, setup.record), wall_clock=time.time)
     return _Storage(fence, recorder, LineWriter(setup.record / incidents.FILE, setup.say))
 

@@ -14,6 +14,7 @@ from lightning_dist.elastic.policy.events import (
     Progress,
     RoundDone,
     RoundStopped,
+    SizesTold,
     Snapshot,
 )
 from lightning_dist.elastic.rounds import Round
@@ -31,6 +32,7 @@ class Remembered:
         term: Of the newest leader.
         leader: The host of the newest leader.
         lost: The leader that was lost last, and whether it is known to be dead.
+        lost_s: When that was, on the monotonic clock; ``None``: there is another one by now.
         round: The newest round this host was in, or has heard of.
         starter: The host that led when that round began; ``None``: not known.
         is_running: Its ranks of that round have not ended.
@@ -47,6 +49,7 @@ class Remembered:
     term: int = 0
     leader: str | None = None
     lost: tuple[str, bool] | None = None
+    lost_s: float | None = None
     round: Round | None = None
     starter: str | None = None
     is_running: bool = False
@@ -62,7 +65,7 @@ class Remembered:
             self.starter = self.leader
         self.round, self.run, self.ready = value, value.run, None
         self.is_running, self.has_stopped = True, False
-        self._keep(lambda event: isinstance(event, OptionsTold))
+        self._keep(lambda event: isinstance(event, OptionsTold | SizesTold))
 
     def heard_of(self, value: Round, *, has_stopped: bool = False) -> None:
         """There is, or was, a newer round, without this host."""
@@ -74,7 +77,7 @@ class Remembered:
         if isinstance(event, HostReady):
             self.ready = event
         elif not isinstance(event, Progress):
-            if isinstance(event, Snapshot | OptionsTold):  # the newest says it all
+            if isinstance(event, Snapshot | OptionsTold | SizesTold):  # the newest says it all
                 self._keep(lambda old: type(old) is not type(event))
             if isinstance(event, RoundStopped | RoundDone) and self.round and event.round == self.round.number:
                 self.is_running, self.has_stopped = False, isinstance(event, RoundStopped)
