@@ -44,7 +44,7 @@ class Ledger(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.round = int(os.environ["HIERDIST_ROUND"])
         path = Path(f"ledger-{self.round}-{trainer.global_rank}.jsonl")
-        self.file = path.open("w", buffering=1)  # noqa: SIM115  # until training ends
+        self.file = path.open("w", buffering=1)  # until training ends
 
     def write(self, trainer: pl.Trainer, **what: Any) -> None:
         place = {"round": self.round, "rank": trainer.global_rank, "ranks": trainer.world_size, "step": self.step}
