@@ -22,7 +22,8 @@ PORT = 29400
 SCRIPT = REPO_ROOT / "tests" / "faults" / "scripts" / "elastic_example.py"
 SECRET = {"HIERDIST_SECRET": "of the tests, and of nobody else"}
 DEADLINE_S = 100.0
-SAMPLES = 336  # steps of 12: 4 ranks x 3, 3 x 2 x 2, 2 x 3 x 2
+SAMPLES = 336  # 28 steps of 12: 4 ranks x 3, 3 x 2 x 2, 2 x 3 x 2
+FAULT_AFTER, HELD_AT, STEPS = 12, 35, 45
 EVEN, UNEVEN = {"a": 2, "b": 2}, {"a": 3, "b": 1}
 
 MakeCluster = Callable[..., NamespaceCluster]
@@ -42,32 +43,32 @@ class Drill:
     ranks: Mapping[str, int]
     readers: int = 1
 
-    def start(self, cluster: NamespaceCluster, folder: Path, hosts: str = "ab", *options: str) -> FreshRanks:
+    def start(self, cluster: NamespaceCluster, folder: Path, hosts: str = "ab") -> FreshRanks:
         """Agents; both hosts may lead, and "a" does if it is there."""
         folder.mkdir(exist_ok=True)
+        (folder / "stop_at").write_text(str(STEPS))
+        (folder / "hold_at").write_text(f"{HELD_AT} {sum(self.ranks.values())}")
         text = write_text(folder.parent / "text", SAMPLES)
         script = [
             *[str(SCRIPT), "model=gpt-tiny", "data=sharded", f"data.path={text}", f"data.seq_len={RECORD_BYTES}"],
             *["data.val_fraction=0", "data.batch_size=3", "data.lanes=12", "trainer=debug", "monitor=off"],
             *["trainer.limit_val_batches=0", "trainer.detect_anomaly=false", "trainer.max_steps=2000"],
             *["optimizer.eps=1e-3", "sample_bytes=0", "checkpoint=async_sharded", "checkpoint.every_n_steps=5"],
-            *["name=survives", "elastic=degrade", *self.parallel],
+            *["name=survives", "elastic=degrade", "elastic.hang_floor_s=300", *self.parallel],
         ]
         endpoints = ",".join(f"{cluster[name].address}:{PORT}" for name in "ab")
         commands = {
             name: [
                 *["-m", "lightning_dist.cli", "launch", "--hosts=1:2", f"--host={name}", f"--rendezvous={endpoints}"],
-                *[f"--ranks-per-host={self.ranks[name]}", "--run=survives", f"--record={folder}", *options],
+                *[f"--ranks-per-host={self.ranks[name]}", "--run=survives", f"--record={folder}"],
                 *["--", sys.executable, *script],
             ]
             for name in hosts
         }
         return cluster.start_on_hosts(commands, hosts=hosts, env=SECRET, cwd=folder)
 
-    def train_whole(self, cluster: NamespaceCluster, folder: Path, steps: int) -> None:
+    def train_whole(self, cluster: NamespaceCluster, folder: Path) -> None:
         """A run in which nothing is lost."""
-        folder.mkdir()
-        (folder / "stop_at").write_text(str(steps))
         with self.start(cluster, folder) as hosts:
             for result in hosts.wait(deadline_s=DEADLINE_S):
                 result.check()
@@ -92,15 +93,17 @@ ALWAYS = {("rank", "zero3"), ("leader", "ddp")}
     ],
 )
 def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: str, name: str) -> None:
-    """A lost host comes back, too: its agent is started again, and all four ranks go on together."""
+    """A lost host comes back, too: its agent is started again, and all four ranks go on together.
+
+    What is left goes on until some later step, and waits for it there, so that each run has as many steps.
+    """
     drill, cluster, folder = DRILLS[name], make_cluster(2), tmp_path / "run"
     with drill.start(cluster, folder) as hosts:
-        hosts.wait_for_output(0, "step 12 of 4 ranks", deadline_s=DEADLINE_S)
+        hosts.wait_for_output(0, f"step {FAULT_AFTER} of 4 ranks", deadline_s=DEADLINE_S)
         if lost == "rank":
             pid = re.findall(r"\[b:\d\] pid (\d+)", hosts.output(1))[-1]
             os.kill(int(pid), signal.SIGKILL)
             hosts.wait_for_output(0, "round 2, after step ", deadline_s=DEADLINE_S)
-            stop_after(folder, steps=SAMPLES // 12 + 5)
             for result in hosts.wait(deadline_s=DEADLINE_S):
                 result.check()
         else:
@@ -111,22 +114,16 @@ def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: s
             hosts.wait_for_output(left, fewer, deadline_s=DEADLINE_S)
             with drill.start(cluster, folder, "ab"[victim]) as again:
                 again.wait_for_output(0, "of 4 ranks", deadline_s=DEADLINE_S)
-                stop_after(folder, steps=SAMPLES // 12 + 5)
                 (returned,) = again.wait(deadline_s=DEADLINE_S)
                 returned.check()
             (result,) = hosts.wait(ranks=[left], deadline_s=DEADLINE_S)
             result.check()
     steps = read_steps(folder, readers=drill.readers)
-    assert check_epochs(steps, SAMPLES) >= 1
+    assert len(steps) == STEPS
+    assert check_epochs(steps, SAMPLES) == 1
     assert {step.ranks for step in steps.values()} == {4} if lost == "rank" else {4, drill.ranks["ab"[left]]}
-    drill.train_whole(cluster, tmp_path / "whole", len(steps))
+    drill.train_whole(cluster, tmp_path / "whole")
     compare(folder, tmp_path / "whole", drill.readers)
-
-
-def stop_after(folder: Path, *, steps: int) -> None:
-    """Let all ranks stop once this many steps are done; they may be done already."""
-    (folder / "stop_at.new").write_text(str(steps))
-    (folder / "stop_at.new").rename(folder / "stop_at")
 
 
 def compare(folder: Path, whole: Path, readers: int) -> None:

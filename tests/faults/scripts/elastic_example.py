@@ -1,8 +1,9 @@
 """The example, with a callback by which each host says which step is done: ``elastic_example.py OVERRIDE...``.
 
 It trains until there is a file ``enough`` in the working directory, or as many steps as a file ``stop_at`` there says.
-What each rank trains on goes into ``ledger-*.jsonl``, see ``tests/support/ledger.py``, and the weights at the end into
-``weights.pt``.
+Where ``hold_at`` names a step and a number of ranks, fewer ranks than that wait before that step until they are told to
+stop. What each rank trains on goes into ``ledger-*.jsonl``, see ``tests/support/ledger.py``, and the weights at the end
+into ``weights.pt``.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import json
 import os
 import runpy
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
+
+from lightning_dist.elastic.detect.phases import Order
+from lightning_dist.heartbeat import pulse_of
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "train.py"
 
@@ -25,6 +30,15 @@ class Narrator(Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.said_step = trainer.global_step
         print(f"pid {os.getpid()}, round {os.environ['HIERDIST_ROUND']}, after step {trainer.global_step}")
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        pulse, hold_at = pulse_of(trainer), Path("hold_at")
+        assert pulse is not None
+        while hold_at.exists() and pulse.order() == Order.NONE:
+            step, ranks = map(int, hold_at.read_text().split())
+            if trainer.global_step < step or trainer.world_size >= ranks:
+                break
+            time.sleep(0.01)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.local_rank == 0 and trainer.global_step > self.said_step:  # not after each micro-batch
