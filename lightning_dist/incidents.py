@@ -14,7 +14,7 @@ from typing import Any
 from lightning_dist.errors import RecordError
 
 FILE = "incidents.jsonl"
-PHASES = ("detect", "stop", "regroup", "start", "load", "first_step")
+PHASES = ("detect", "takeover", "stop", "regroup", "start", "load", "first_step")
 """What passes from a failure to the next step that is done, in this order."""
 
 

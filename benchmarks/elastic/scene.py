@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -90,7 +91,7 @@ class Scene:
         command = self.arm.command(host, addresses, self.shape, self.folder, [*script, *self._training.options])
         environment = {
             **self.arm.environment, "OMP_NUM_THREADS": "1", "HIERDIST_SECRET": "benchmark" * 4,
-            "PYTHONPATH": str(TRAINING.parents[2]),
+            "PYTHONPATH": str(TRAINING.parents[2]), "HIERDIST_HOST": host,
         }  # fmt: skip
         self._agents[host] = self.cluster.start_on_hosts(
             [*self._before(host), *command], hosts=[host], env=environment, cwd=self.folder
@@ -151,6 +152,15 @@ class Scene:
         except RanksFailed as failure:
             raise NeverHappened(f"the run did not end within {deadline_s:g} s\n{failure}") from failure
 
+    def processor_s(self) -> float:
+        """Processor time that all processes on the hosts have used so far, in seconds."""
+        total = 0.0
+        for pid in (pid for host in self.cluster.hosts.values() for pid in host.pids()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = psutil.Process(pid).cpu_times()
+                total += times.user + times.system
+        return total
+
     def kill_rank(self, number: int) -> float:
         """SIGKILL for one of the processes that train, by their order; when that was."""
         newest = newest_round(self.lines())
@@ -188,12 +198,13 @@ class Scene:
         """What rank 0 writes at the end."""
         return self.folder / "result.json"
 
+    def words(self, most: int = 0) -> str:
+        """What the hosts printed, or so many last characters of each."""
+        return "\n".join(f"--- {host}\n{agent.output(0)[-most:]}" for host, agent in self._agents.items())
+
     def last_words(self) -> str:
         """What the hosts printed last."""
-        words = []
-        for host, agent in self._agents.items():
-            words.append(f"--- {host}\n{agent.output(0)[-3000:]}")
-        return "\n".join(words)
+        return self.words(3000)
 
     def recovered(self, *, fault_s: float, round_before: int, deadline_s: float) -> None:
         """Until all ranks of a later round have done a step."""

@@ -232,6 +232,8 @@ class WarmProcess:
 
     def _lost(self, why: str) -> TemplateLostError:
         process, self._ended = self._process, []
+        if process is not None:
+            process.kill()  # one that lives would take its agent for gone, and remove the folder
         self.close()
         status = process.returncode if process is not None else None
         return TemplateLostError(f"the process of which ranks are forked {why} (exit status {status})")

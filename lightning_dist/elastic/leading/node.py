@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -111,12 +112,11 @@ class Node:
                 return
             is_certain = True
         except LostError as error:
-            if error.is_reset:
-                self._seeker.suspect_leader()
+            self._seeker.lost_leader(is_reset=error.is_reset)
         except (ConnectionError, KeyError, TypeError, ValueError) as error:
             self._setup.say(f"the leader on host {leader} said what cannot be understood: {error}")
         if leader != self._state.host:
-            self._state.lost = (leader, is_certain)
+            self._state.lost, self._state.lost_s = (leader, is_certain), time.monotonic()
 
     def _take(self, message: Mapping[str, Any]) -> None:
         kind = message.get("kind")
@@ -165,14 +165,15 @@ class Node:
         """After a cut two may lead; once they see each other, the one that is behind stands down."""
         own = self._setup.own
         assert own is not None, "it leads"
-        while len(self._setup.endpoints) > 1:
-            await asyncio.sleep(2 * self._setup.pace.ping_s)
-            statuses = await self._seeker.statuses()
-            statuses[own] = self._status()  # as it is now
-            for index, status in enumerate(statuses):
-                is_rival = index != own and status is not None and status.is_leading
-                if is_rival and succession.rank_of(statuses, index) > succession.rank_of(statuses, own):
-                    leader.stand_down(Parting(f"{self._setup.endpoints[index]} leads by now"))
+        async with self._seeker.roll_call() as roll:
+            while len(self._setup.endpoints) > 1:
+                await asyncio.sleep(2 * self._setup.pace.ping_s)
+                statuses = await roll.statuses()
+                statuses[own] = self._status()  # as it is now
+                for index, status in enumerate(statuses):
+                    is_rival = index != own and status is not None and status.is_leading
+                    if is_rival and succession.rank_of(statuses, index) > succession.rank_of(statuses, own):
+                        leader.stand_down(Parting(f"{self._setup.endpoints[index]} leads by now"))
 
     async def _end_to_lead(self) -> None:
         """What it learned as the leader is remembered; what the leader failed of is what this agent ends with."""

@@ -32,6 +32,7 @@ class _Open:
         noticed_s: The same, on the leader's clock.
         stopped_s: When the last ranks had ended.
         silent_s: By host and cause, from the last sign of life until it was noticed.
+        takeover_s: From then until another leader led; ``None``: none had to.
         has_left: A host was told to end.
     """
 
@@ -39,6 +40,7 @@ class _Open:
     noticed_s: float
     stopped_s: float
     silent_s: dict[tuple[str, Cause], float] = field(default_factory=dict)
+    takeover_s: float | None = None
     has_left: bool = False
     step_before: int | None = None
     round_before: Round | None = None
@@ -61,12 +63,18 @@ class Recorder:
         self._round: Round | None = None
         self._step: int | None = None
         self._open: _Open | None = None
+        self._takeover_s = 0.0  # until the first loss is told, which is that of the leader before
         self._waiting: set[str] = set()  # hosts of the round that have not done its first step
         self._started: dict[str, float] = {}  # the slowest host's seconds to each point
 
-    def took_over(self, value: Round) -> None:
-        """A round of an earlier leader goes on."""
-        self._round = value
+    def took_over(self, value: Round, *, takeover_s: float = 0.0) -> None:
+        """A round of an earlier leader goes on.
+
+        Args:
+            value: The round.
+            takeover_s: From the loss of that leader until this one led, in seconds.
+        """
+        self._round, self._takeover_s = value, takeover_s
 
     def hear(self, event: Event, now_s: float) -> Incident | None:
         """The leader has heard something."""
@@ -80,6 +88,8 @@ class Recorder:
             self._noticed(now_s).silent_s.setdefault((event.host, event.cause), event.silent_s)
         elif isinstance(event, HostLost) and self._is_in(event.host):
             opened = self._noticed(now_s)
+            if self._takeover_s:
+                opened.takeover_s, self._takeover_s = self._takeover_s, 0.0
             opened.silent_s.setdefault((event.host, Cause.HOST_LOST), event.silent_s)
             opened.stopped_s = now_s
         elif isinstance(event, HostLeaves) and self._is_in(event.host):
@@ -133,6 +143,7 @@ class Recorder:
             action=action,
             seconds={
                 **({} if blame is None else self._detect(opened, blame)),
+                **({} if opened.takeover_s is None else {"takeover": opened.takeover_s}),
                 "stop": opened.stopped_s - opened.noticed_s,
                 "regroup": now_s - opened.stopped_s,
             },

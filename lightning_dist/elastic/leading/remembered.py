@@ -32,6 +32,7 @@ class Remembered:
         term: Of the newest leader.
         leader: The host of the newest leader.
         lost: The leader that was lost last, and whether it is known to be dead.
+        lost_s: When that was, on the monotonic clock; ``None``: there is another one by now.
         round: The newest round this host was in, or has heard of.
         starter: The host that led when that round began; ``None``: not known.
         is_running: Its ranks of that round have not ended.
@@ -48,6 +49,7 @@ class Remembered:
     term: int = 0
     leader: str | None = None
     lost: tuple[str, bool] | None = None
+    lost_s: float | None = None
     round: Round | None = None
     starter: str | None = None
     is_running: bool = False

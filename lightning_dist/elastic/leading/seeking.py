@@ -14,6 +14,7 @@ from lightning_dist.elastic.leading.channel import Channel, dial
 from lightning_dist.elastic.leading.fence import Fence
 from lightning_dist.elastic.leading.messages import Status
 from lightning_dist.elastic.leading.remembered import Remembered
+from lightning_dist.elastic.leading.roll_call import RollCall
 from lightning_dist.elastic.leading.setup import Setup
 from lightning_dist.elastic.leading.succession import Choice, Join, Lead, choose
 from lightning_dist.elastic.session import End
@@ -56,11 +57,30 @@ class Seeker:
         self._leader_index: int | None = None
         self.fenced: str | None = None
         """Why this host may not lead: another one has the claim of the next round."""
-        self._suspect: int | None = None
+        self._suspect: int | None = None  # its connection was reset
+        self._silent: int | None = None
 
-    def suspect_leader(self) -> None:
-        """The connection to the leader was reset: if nobody listens at its endpoint, it is dead."""
-        self._suspect = self._leader_index
+    def lost_leader(self, *, is_reset: bool) -> None:
+        """The connection to the leader has failed, and nothing says that its process is dead.
+
+        Args:
+            is_reset: It was reset: if nobody listens at the endpoint, the process is dead. Else the host is silent.
+        """
+        self._suspect, self._silent = (self._leader_index, None) if is_reset else (None, self._leader_index)
+
+    def roll_call(self, *, silent: int | None = None) -> RollCall:
+        """Asks the endpoints what they say of themselves; this host's own is known.
+
+        Args:
+            silent: An endpoint that is known not to answer.
+        """
+        setup = self._setup
+        return RollCall(
+            self._ask,
+            len(setup.endpoints),
+            moment_s=setup.pace.ping_s / 5,
+            silent=() if silent is None else (silent,),
+        )
 
     async def seek(self, lead: Callable[[int], Awaitable[None]], joining: Callable[[Channel], None]) -> Channel:
         """The connection to who leads, which may be this host.
@@ -72,6 +92,13 @@ class Seeker:
         Raises:
             NoLeaderError: There is none in time, or it does not take this host.
         """
+        silent, self._silent = self._silent, None
+        async with self.roll_call(silent=silent) as roll:
+            return await self._seek(roll, lead, joining)
+
+    async def _seek(
+        self, roll: RollCall, lead: Callable[[int], Awaitable[None]], joining: Callable[[Channel], None]
+    ) -> Channel:
         setup, start_s = self._setup, time.monotonic()
         limit_s = setup.join_s if self._state.leader is None else setup.seek_s
         refused_s, reason, next_look_s = 0.0, "", _LOOK_S
@@ -80,7 +107,7 @@ class Seeker:
                 next_look_s += _LOOK_S
                 setup.say(f"host {self._state.host} has no leader: {reason}; looks for {limit_s - waited_s:.0f} s more")
                 await self._see_whether_it_is_over()
-            choice = await self._choose(has_waited=waited_s > setup.first_s)
+            choice = await self._choose(roll, has_waited=waited_s > setup.first_s)
             if isinstance(choice, Lead):
                 await self._see_whether_it_is_over()
                 await self._judge_suspect()
@@ -105,10 +132,6 @@ class Seeker:
             await asyncio.sleep(setup.pace.ping_s / 5)
         endpoints = ", ".join(str(endpoint) for endpoint in setup.endpoints)
         raise NoLeaderError(f"no leader was found at {endpoints} within {limit_s:g} s: {reason}")
-
-    async def statuses(self) -> list[Status | None]:
-        """What each endpoint says of itself; this host's own is known."""
-        return list(await asyncio.gather(*(self._ask(index) for index in range(len(self._setup.endpoints)))))
 
     async def _judge_suspect(self) -> None:
         """A process that dies still listens for a moment."""
@@ -135,9 +158,9 @@ class Seeker:
                 exit_code=end.exit_code,
             )
 
-    async def _choose(self, *, has_waited: bool) -> Choice:
+    async def _choose(self, roll: RollCall, *, has_waited: bool) -> Choice:
         own = self._setup.own if self.fenced is None else None
-        return choose(await self.statuses(), own=own, has_waited=has_waited)
+        return choose(await roll.statuses(), own=own, has_waited=has_waited)
 
     async def _join(self, index: int, joining: Callable[[Channel], None]) -> Channel:
         channel = await self._dial(index)
@@ -151,6 +174,7 @@ class Seeker:
                 raise _RefusedError(str(reply.get("reason")))
             state = self._state
             state.leader, state.term, state.run = str(reply["host"]), int(reply["term"]), str(reply["run"])
+            state.lost_s = None
         except BaseException as error:
             await channel.close(f"not joined: {error}")
             raise

@@ -9,7 +9,9 @@ Note: two sides of a cut
     - Exactly half of them are, and the leader of the last round with them: there was one leader, so the other half does
       not have it.
     - It has claimed the next round on shared storage, where only one side can (the fence). With a fence, leaders claim
-      every round, those that count as well: else a side that counts and a side that claims could both go on.
+      every round, those that count as well: else a side that counts and a side that claims could both go on. Which
+      side gets the claim does not matter for safety; it should be the larger one, so a smaller one leaves it time.
+      Half of the hosts leave the other half none: it is not larger.
 
     The first round has no last one to count. The leader at the first endpoint may start it with as many hosts as the
     user has asked for; another leader only with all that there can be.
@@ -26,7 +28,8 @@ class Ruling(enum.Enum):
     """What a side may do."""
 
     MAY_START = "may_start"
-    BY_FENCE = "by_fence"  # start the next round if it gets the claim; a side that counts goes first
+    BY_FENCE = "by_fence"  # start the next round if it gets the claim
+    BY_FENCE_LATER = "by_fence_later"  # likewise, once a larger side has had time to
     MUST_WAIT = "must_wait"  # until hosts are seen again, or are known to be dead
 
 
@@ -53,9 +56,20 @@ class Side:
         """By counting: no other side can say the same of itself."""
         if not self.last:
             return self.has_leader or len(set(self.present)) >= self.max_hosts
+        here, voters = self._counted
+        return 2 * here > voters or (2 * here == voters and (self.has_leader or not voters))
+
+    @property
+    def is_half(self) -> bool:
+        """No other side is larger, and one may be as large."""
+        here, voters = self._counted
+        return bool(self.last) and 2 * here == voters
+
+    @property
+    def _counted(self) -> tuple[int, int]:
+        """Hosts of the last round that are here, and those that may live."""
         voters = set(self.last) - (set(self.dead) - set(self.present))
-        here = len(voters & set(self.present))
-        return 2 * here > len(voters) or (2 * here == len(voters) and (self.has_leader or not voters))
+        return len(voters & set(self.present)), len(voters)
 
 
 def rule(side: Side, *, has_fence: bool) -> Ruling:
@@ -67,7 +81,9 @@ def rule(side: Side, *, has_fence: bool) -> Ruling:
     """
     if side.is_only_one:
         return Ruling.MAY_START
-    return Ruling.BY_FENCE if has_fence else Ruling.MUST_WAIT
+    if not has_fence:
+        return Ruling.MUST_WAIT
+    return Ruling.BY_FENCE if side.is_half else Ruling.BY_FENCE_LATER
 
 
 def explain(side: Side) -> str:

@@ -255,7 +255,7 @@ def _start_if_alone(situation: Situation, now_s: float, reason: str) -> Move | N
     """The next round, unless other hosts may be training."""
     ruling = quorum.rule(situation.side, has_fence=situation.terms.has_fence)
     may_claim = now_s - situation.since_s >= situation.terms.waits.fence_s
-    if ruling is quorum.Ruling.MUST_WAIT or (ruling is quorum.Ruling.BY_FENCE and not may_claim):
+    if ruling is quorum.Ruling.MUST_WAIT or (ruling is quorum.Ruling.BY_FENCE_LATER and not may_claim):
         return None
     hosts = situation.seating(situation.candidates)
     order = StartRound(situation.number + 1, hosts, reason, action=_kind(situation, hosts), blame=situation.blame)

@@ -94,7 +94,7 @@ class Waits:
         stop_s: For a host to end its ranks; then it counts as silent.
         ready_s: For a host whose ranks have ended to be ready again.
         patience_s: For hosts without which nothing can go on, at least; then the run ends.
-        fence_s: For a larger side, before a smaller one asks for the fence.
+        fence_s: For a larger side, before a smaller one asks for the fence; half of the hosts ask at once.
         snapshot_s: For a snapshot, before a round is stopped for a host that is back without one.
     """
 

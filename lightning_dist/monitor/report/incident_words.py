@@ -9,6 +9,7 @@ from lightning_dist.incidents import Incident
 
 PHASES: Mapping[str, tuple[str, str]] = {
     "detect": ("Notice", "communication"),
+    "takeover": ("Take over", "backward"),
     "stop": ("Stop", "checkpoint"),
     "regroup": ("Regroup", "pipeline_idle"),
     "start": ("Start", "data_wait"),

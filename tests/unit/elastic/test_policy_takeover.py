@@ -86,6 +86,14 @@ def test_with_a_fence_the_smaller_side_leaves_the_larger_one_time() -> None:
     assert fleet.start.hosts == ("a",)
 
 
+def test_with_a_fence_half_of_the_hosts_ask_for_it_at_once_since_no_side_is_larger() -> None:
+    fleet = Fleet(last=LastRound(4, ("z", "a"), "z"), has_fence=True)
+    fleet.away.update("za")
+    fleet.lose("z", is_certain=False)
+    fleet.tell(RoundStopped("a", 4), HostReady("a", 2))
+    assert fleet.start.hosts == ("a",)
+
+
 def test_a_new_leader_ends_a_run_that_the_former_one_was_told_to_end() -> None:
     old = running(members="zab")
     old.deaf.update("zab")

@@ -48,7 +48,8 @@ def test_the_first_round_is_the_first_leaders_or_everybodys() -> None:
 
 def test_a_fence_decides_where_counting_does_not() -> None:
     assert rule(side("abc"), has_fence=True) is Ruling.MAY_START
-    assert rule(side("d"), has_fence=True) is Ruling.BY_FENCE
+    assert rule(side("d"), has_fence=True) is Ruling.BY_FENCE_LATER
+    assert rule(side("cd"), has_fence=True) is Ruling.BY_FENCE
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -27,6 +27,7 @@ from lightning_dist.incidents import Incident
 
 A, B = Seat("a", "10.0.0.1", 2), Seat("b", "10.0.0.2", 2)
 KILLED = Blame(Cause.SIGNAL, "b", True, (3,), "signal 9", 137)
+A_LOST = Blame(Cause.HOST_LOST, "a", True, (), "nothing was heard for 5 s", 1)
 B_LOST = Blame(Cause.HOST_LOST, "b", True, (), "its agent has ended", 1)
 
 
@@ -99,6 +100,20 @@ def test_a_lost_host_takes_its_ranks_with_it(recorder: Recorder) -> None:
     assert (written.what, written.who, written.lost_ranks) == ("host_lost", "ranks 2, 3 on host b", (2, 3))
     assert (written.ranks_before, written.ranks_after) == (4, 2)
     assert written.seconds["detect"] == 5.0
+
+
+def test_what_it_took_to_take_over_counts_with_the_loss_of_the_former_leader_and_with_no_other() -> None:
+    recorder = Recorder("run", first_number=1, wall_clock=lambda: 1_000_000.0)
+    recorder.took_over(value_of(1, A, B), takeover_s=0.25)
+    hear(recorder, 10.0, HostLost("a", False, "nothing was heard", 5.0), RoundStopped("b", 1, step=20))
+    written = recorder.began(*started(2, B, action="degraded", blame=A_LOST), 11.0)
+    assert written is not None
+    assert written.seconds == {"detect": 5.0, "takeover": 0.25, "stop": 0.0, "regroup": 1.0}
+    hear(recorder, 12.0, FirstStep("b", 2, 21))
+    hear(recorder, 13.0, HostLost("b", False, "nothing was heard", 5.0))
+    again = recorder.began(*started(3, A, action="degraded", blame=B_LOST), 14.0)
+    assert again is not None
+    assert "takeover" not in again.seconds
 
 
 def test_a_host_that_is_taken_back_or_told_to_end_is_an_incident_of_its_own(recorder: Recorder) -> None:

@@ -62,6 +62,14 @@ def test_what_is_killed_takes_its_ranks_with_it(warm: WarmProcess) -> None:
     assert ended(warm) == Ended(2, 3)
 
 
+def test_one_that_is_given_up_while_it_lives_leaves_the_folder_to_the_agent(warm: WarmProcess, tmp_path: Path) -> None:
+    (tmp_path / "agent").mkdir()
+    warm.wait_ready()
+    error = warm._lost("did not do a fork within 0 s")
+    assert str(error).endswith("(exit status -9)")
+    assert (tmp_path / "agent").exists()
+
+
 def test_one_that_cannot_fork_ranks_makes_room_for_a_new_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
