@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from lightning_dist.config import ElasticConfig, ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import (
+    ElasticConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    SparseConfig,
+    SyncConfig,
+    TopologyConfig,
+)
 from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
@@ -91,11 +98,15 @@ def without_effect(
             "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "
             "own; write topology=auto, or sync=flat to say what is meant"
         )
-    elif num_hosts == 1 and sync.wire_dtype != "same":
+    elif num_hosts == 1 and sync.codec != "same":
         said.append(
-            f"sync.wire_dtype={sync.wire_dtype} has no effect on one host: nothing crosses between hosts; "
-            "write sync=hierarchical"
+            f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
+    said += [
+        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={only}"
+        for name, only in (("rounding", "int8"), ("ratio", "topk"))
+        if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec != only
+    ]
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(
             f"topology.switches has no effect with topology.tiers={topology.tiers}; "
@@ -103,6 +114,11 @@ def without_effect(
         )
     if topology.probe.refresh and not topology.probe.enabled:
         said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
+    if sync.sparse != SparseConfig() and parallel.mode != "ddp":
+        said.append(
+            f"sync.sparse has no effect with parallel.mode={parallel.mode}, which takes no sparse embeddings; "
+            "write parallel=ddp"
+        )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
     return (*said, *_parallel_without_effect(parallel, device_type=device_type), *_recompute_without_effect(recompute))

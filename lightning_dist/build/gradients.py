@@ -92,9 +92,12 @@ def open_sparse_average(
         return None
     crosses = run.cluster.num_hosts > 1
     link = run.cluster.links.get(Tier.WORLD if crosses else Tier.HOST)
+    given = sync.sparse.dense_above
+    if given is None and sync.codec != "same":
+        given = 1.0  # rows cross as they are; a whole table would be encoded
     limit = partial(
         limit_of,
-        given=sync.sparse.dense_above,
+        given=given,
         rate_bytes_per_s=link.bandwidth_bytes_per_s if link is not None else None,
         crosses=crosses,
     )

@@ -19,7 +19,8 @@ class SparseConfig:
             (by size: ``server_above_bytes``). Under ``parallel=ddp``, on CPU.
         server_above_bytes: With ``auto``, tables larger than this go to the parameter server, in bytes.
         dense_above: Share of a table's rows, 0 to 1, above which its gradient travels whole and no longer as rows; 0
-            always sends it whole, 1 never. ``None``: where that costs less, by what a row costs and by the link.
+            always sends it whole, 1 never. ``None``: where that costs less, by what a row costs and by the link; never
+            with a ``sync.codec``, which would encode whole tables, and not rows.
     """
 
     exchange: str = "rows"
