@@ -35,8 +35,8 @@ def run_alarms(*, steps: int, folder: Path) -> dict[str, Any]:
         steps: How many.
         folder: Of the run.
     """
-    pause = f"{steps // 2}:10"
-    training = Training(steps, ("--validate-every", "100", "--pause", pause))
+    words = ("--model", "tiny", "--pass-s", "0.05", "0.05")  # short steps have short deadlines
+    training = Training(steps, (*words, "--validate-every", "100", "--pause", f"{steps // 2}:10"))
     with Scene(ARMS["hierdist"], SHAPE, folder, training) as scene:
         codes = scene.wait(deadline_s=120 + steps)
     lines = read_lines(folder)
