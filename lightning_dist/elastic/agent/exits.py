@@ -43,7 +43,7 @@ def exit_of(local_rank: int, status: int, *, words: Path, was_short_of_memory: C
         local_rank: Which rank.
         status: Exit code, or the signal, negative.
         words: File of its last words, which need not be there.
-        was_short_of_memory: Whether the kernel has killed for want of memory since this was last asked.
+        was_short_of_memory: Whether the kernel has killed a process for want of memory that this was not asked for yet.
     """
     if status == 0:
         return Exit(local_rank, status, None, "ended")
@@ -57,49 +57,57 @@ def exit_of(local_rank: int, status: int, *, words: Path, was_short_of_memory: C
 
 
 class MemoryKills:
-    """Counts the processes that the kernel has killed for want of memory, in this control group or on this machine.
+    """Counts the processes that the kernel has killed for want of memory, before it kills them.
 
     Args:
-        counters: Files with a line ``oom_kill N``; the first that can be read counts.
+        counters: Files with a line ``oom_kill N``; ``None``: those that count the ranks of this process.
     """
 
     def __init__(self, counters: Sequence[Path] | None = None) -> None:
         self._counters = _counters_of_this_process() if counters is None else counters
-        self._seen = self._count()
+        self.forget()
 
-    def grew(self) -> bool:
-        """Whether there were any since the last call."""
-        now = self._count()
-        seen, self._seen = self._seen, now
-        return now > seen
+    def forget(self) -> None:
+        """Those so far killed nobody who is asked for from now on."""
+        self._seen = {path: _count(path) for path in self._counters}
 
-    def _count(self) -> int:
-        for path in self._counters:
-            try:
-                lines = path.read_text().splitlines()
-            except OSError:
-                continue
-            for line in lines:
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+    def take(self) -> bool:
+        """Whether there was one that was not asked for yet."""
+        grown = [path for path in self._counters if _count(path) > self._seen[path]]
+        for path in grown:
+            self._seen[path] += 1
+        return bool(grown)
+
+
+def _count(path: Path) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
         return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _counters_of_this_process() -> list[Path]:
-    """Those of its control group (version 2, then 1), then the machine's."""
-    root, found = Path("/sys/fs/cgroup"), []
+    """Of the control group it is in. Version 2 counts the groups below as well; version 1 does not, so there, and where
+    there are no groups, the machine's counter is looked at, too. In a container the root may be its own group.
+    """
+    root = Path("/sys/fs/cgroup")
     try:
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
         groups = []
+    second, first = [], []
     for _, controllers, path in groups:
         folder = path.strip("/")
         if not controllers:
-            found += [root / folder / "memory.events", root / "unified" / folder / "memory.events"]
+            second += [root / folder / "memory.events", root / "memory.events"]
         elif "memory" in controllers.split(","):
-            found += [root / "memory" / folder / "memory.oom_control"]
-    return [*found, Path("/proc/vmstat")]
+            first += [root / "memory" / folder / "memory.oom_control", root / "memory" / "memory.oom_control"]
+    for paths, more in ((second, []), (first, [Path("/proc/vmstat")])):
+        found = next((path for path in paths if path.exists()), None)
+        if found is not None:
+            return [found, *more]
+    return [Path("/proc/vmstat")]
 
 
 def _signal_name(number: int) -> str:
