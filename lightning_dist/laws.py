@@ -50,6 +50,57 @@ def hierarchical_bytes_per_host(size_bytes: float, hosts: int) -> float:
     return ring_all_reduce_bytes(size_bytes, hosts)
 
 
+def row_exchange_bytes_per_host(rows: float, union: float, row_bytes: float, hosts: int) -> float:
+    """Bytes each of H hosts sends when each has U rows of b bytes, and V of all rows are in any's.
+
+    Two hosts send each other all they have: U b. More deal their rows to owners, (H-1)/H of them, and each owner sends
+    what it has merged, V/H rows, to the others: (H-1)/H (U + V) b.
+
+    Args:
+        rows: U, rows of a host.
+        union: V, rows of all hosts, each counted once.
+        row_bytes: b, of a row's values and its number.
+        hosts: H.
+    """
+    _check_count("hosts", hosts)
+    if hosts == 2:
+        return rows * row_bytes
+    return (hosts - 1) / hosts * (rows + union) * row_bytes
+
+
+_MERGE_S_PER_BYTE = 1.5e-9
+_SUM_S_PER_BYTE = 2.5e-10
+
+
+def row_break_even_share(
+    row_bytes: float,
+    index_bytes: float,
+    *,
+    rate_bytes_per_s: float,
+    merge_s_per_byte: float = _MERGE_S_PER_BYTE,
+    sum_s_per_byte: float = _SUM_S_PER_BYTE,
+) -> float:
+    """Share of a table's rows from which on the whole table is cheaper to average than its rows.
+
+    As rows, D of N rows of r bytes cost D N ((r + i) / rate + m r), where i is what the number of a row takes and m
+    what merging does; the whole table costs N (r / rate + s r), s being what a sum in place does. On a slow link the
+    share comes near r / (r + i), on a fast one the cost of merging decides.
+
+    Args:
+        row_bytes: r, of a row's values.
+        index_bytes: i.
+        rate_bytes_per_s: Of the link between those who exchange.
+        merge_s_per_byte: m. The default was measured on one core of an x86 server: 1.5 ns.
+        sum_s_per_byte: s. The default was measured there: 0.25 ns.
+    """
+    _check_rate(rate_bytes_per_s)
+    if not (row_bytes > 0 and index_bytes >= 0):
+        raise ValueError(f"row_bytes must be positive and index_bytes not negative, got {row_bytes} and {index_bytes}")
+    whole_s = row_bytes * (1 / rate_bytes_per_s + sum_s_per_byte)
+    as_rows_s = (row_bytes + index_bytes) / rate_bytes_per_s + row_bytes * merge_s_per_byte
+    return whole_s / as_rows_s
+
+
 def hierarchical_gain(ranks: int, hosts: int, *, leaving_edges: int = 1) -> float:
     """How many times fewer bytes a host sends hierarchically than by a flat ring; 1.0 on one host.
 

@@ -24,9 +24,10 @@ from lightning_dist.checkpoint.manifest import MARKER_FILE
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig, ElasticConfig, ParallelConfig, SyncConfig, TopologyConfig
-from lightning_dist.elastic.agent_folder import tell_options
+from lightning_dist.elastic.agent_folder import tell_options, tell_sizes
 from lightning_dist.elastic.detect.phases import Phase
 from lightning_dist.elastic.detect.pulse import Pulse
+from lightning_dist.elastic.policy.sizes import sizes_of
 from lightning_dist.errors import CheckpointError
 from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, checkpoints
@@ -75,7 +76,9 @@ class StateStrategy(RankStrategy):
         self._presence: socket.socket | None = None  # what is in memory stays there until this run has saved, too
 
     def setup_environment(self) -> None:
-        """Join the other ranks, and let the agent of this host know what is to become of failures."""
+        """Join the other ranks; let the agent of this host know which sizes fit, and what is to become of failures."""
+        if self.launched.agent is not None and self.local_rank == 0:  # first: at this size nothing may work
+            tell_sizes(self.launched.agent, sizes_of(self.parallel_config))
         super().setup_environment()
         if self.elastic_config is not None and self.launched.agent is not None and self.local_rank == 0:
             tell_options(self.launched.agent, self.elastic_config)
@@ -124,6 +127,18 @@ class StateStrategy(RankStrategy):
     def is_anyone_writing(self) -> bool:
         """Whether a rank was writing a checkpoint a batch ago; alike on all ranks."""
         return False
+
+    def ask_who_writes(self) -> bool:
+        """Whether a rank is writing a checkpoint now; every rank calls it."""
+        return self._saver is not None and self._saver.is_anyone_busy()
+
+    def await_memory(self, timeout_s: float) -> bool:
+        """Wait for a checkpoint that goes to memory only, this rank for itself; whether none is being written now.
+
+        Args:
+            timeout_s: How long, in seconds.
+        """
+        return self._saver is None or self._saver.await_memory(timeout_s)
 
     @property
     def kept_step(self) -> int | None:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.elastic                                              # all parts; hours
     python -m benchmarks.elastic --part recovery --shape 2x2 --fault rank_killed --trials 20
-    python -m benchmarks.elastic --part faults --runs 38                      # 300 random faults; again: more
+    python -m benchmarks.elastic --part faults --runs 34                      # 300 random faults; once more: more
+    python -m benchmarks.elastic --part faults --runs 0 --again               # those runs that were not fine
     python -m benchmarks.elastic --part alarms overhead goodput
 
 Needs root and iproute2. Results go to ``benchmarks/results/``.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines = (arguments.output or RESULTS / "elastic.json").with_suffix(".faults.jsonl")  # whatever the day
     document = json.loads(path.read_text()) if path.exists() else {"results": {}}
     about = {"date": today(), "commit": commit(), "command": " ".join(["python -m benchmarks.elastic", *given])}
-    with tempfile.TemporaryDirectory(prefix="hierdist-bench-") as folder:
-        for name, result in _results(arguments, Path(folder), lines, print):
+    with _folder(arguments.keep) as folder:
+        for name, result in _results(arguments, folder, lines, functools.partial(print, flush=True)):
             document["results"][name] = {**about, **result}
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
             path.with_suffix(".md").write_text("\n".join(markdown(document)) + "\n", encoding="utf-8")
     print(path)
     return 0
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        yield kept.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="hierdist-bench-") as folder:
+        yield Path(folder)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,7 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, default=20, help="of each fault under us")
     parser.add_argument("--other-trials", type=int, default=5, help="of each fault under torchrun")
     parser.add_argument("--limit-s", type=float, default=120.0, help="after that, recovery is taken for never")
-    parser.add_argument("--runs", type=int, default=38, help="more runs with random faults, eight each")
+    parser.add_argument("--runs", type=int, default=34, help="more runs with random faults, nine each")
+    parser.add_argument("--seed", type=int, help="of the first of them; default: the next one that is not there")
+    parser.add_argument("--again", action="store_true", help="first, those runs that were not fine the last time")
+    parser.add_argument("--keep", type=Path, help="folder for the runs, which stays; default: none does")
     parser.add_argument("--steps", type=int, default=2000, help="of the run that looks for false alarms")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs for the overhead, of 400 steps each")
     parser.add_argument("--minutes", type=float, default=5.0, help="of the run for goodput")
@@ -61,7 +75,14 @@ def _results(arguments: argparse.Namespace, folder: Path, lines: Path, say: Call
     if "faults" in arguments.part:
         yield (
             "faults",
-            faults.run_faults(runs=arguments.runs, lines=lines, folder=folder / "faults", say=say),
+            faults.run_faults(
+                runs=arguments.runs,
+                seed=arguments.seed,
+                again=arguments.again,
+                lines=lines,
+                folder=folder / "faults",
+                say=say,
+            ),
         )
     if "alarms" in arguments.part:
         yield "alarms", healthy.run_alarms(steps=arguments.steps, folder=folder / "alarms")

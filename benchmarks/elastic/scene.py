@@ -90,7 +90,7 @@ class Scene:
         command = self.arm.command(host, addresses, self.shape, self.folder, [*script, *self._training.options])
         environment = {
             **self.arm.environment, "OMP_NUM_THREADS": "1", "HIERDIST_SECRET": "benchmark" * 4,
-            "PYTHONPATH": str(TRAINING.parents[2]),
+            "PYTHONPATH": str(TRAINING.parents[2]), "HIERDIST_HOST": host,
         }  # fmt: skip
         self._agents[host] = self.cluster.start_on_hosts(
             [*self._before(host), *command], hosts=[host], env=environment, cwd=self.folder
@@ -188,12 +188,13 @@ class Scene:
         """What rank 0 writes at the end."""
         return self.folder / "result.json"
 
+    def words(self, most: int = 0) -> str:
+        """What the hosts printed, or so many last characters of each."""
+        return "\n".join(f"--- {host}\n{agent.output(0)[-most:]}" for host, agent in self._agents.items())
+
     def last_words(self) -> str:
         """What the hosts printed last."""
-        words = []
-        for host, agent in self._agents.items():
-            words.append(f"--- {host}\n{agent.output(0)[-3000:]}")
-        return "\n".join(words)
+        return self.words(3000)
 
     def recovered(self, *, fault_s: float, round_before: int, deadline_s: float) -> None:
         """Until all ranks of a later round have done a step."""

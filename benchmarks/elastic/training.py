@@ -33,7 +33,11 @@ from lightning_dist.config.elastic import ElasticConfig  # noqa: E402
 from lightning_dist.run_config import AdamWConfig, GPTConfig  # noqa: E402
 
 SEQ_LEN = 64
-MODEL = GPTConfig(block_size=SEQ_LEN, n_layer=4, n_head=4, n_embd=128)  # a tenth of a second a step
+MODELS = {
+    "small": GPTConfig(block_size=SEQ_LEN, n_layer=4, n_head=4, n_embd=128),  # a tenth of a second a step
+    "tiny": GPTConfig(block_size=SEQ_LEN, n_layer=1, n_head=2, n_embd=32),
+}
+VOCAB_SIZE = MODELS["small"].vocab_size
 NumberedBatch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -47,7 +51,7 @@ class NumberedSamples(Dataset[NumberedBatch]):
         return self._num_samples
 
     def __getitem__(self, index: int) -> NumberedBatch:
-        start = (torch.arange(SEQ_LEN + 1) * (index % 7 + 1) + index) % MODEL.vocab_size
+        start = (torch.arange(SEQ_LEN + 1) * (index % 7 + 1) + index) % VOCAB_SIZE
         return torch.tensor(index), start[:-1], start[1:]
 
 
@@ -67,15 +71,16 @@ class StepLines(pl.Callback):
     Args:
         folder: Of the run.
         pause: After so many steps, do nothing for so many seconds, once.
+        pass_s: A micro-batch takes so many seconds at least, as if a device were at work and the processor free.
     """
 
-    def __init__(self, folder: Path, *, pause: tuple[int, float] | None) -> None:
+    def __init__(self, folder: Path, *, pause: tuple[int, float] | None, pass_s: float) -> None:
         steps = folder / "steps"
         steps.mkdir(parents=True, exist_ok=True)
         name = f"{os.environ.get('HIERDIST_HOST', os.environ.get('GROUP_RANK', 'host'))}-{os.getpid()}.jsonl"
         self._file = os.open(steps / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._round = self._step = 0
-        self._pause = pause
+        self._pause, self._pass_s, self._began_s = pause, pass_s, 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # torchrun does not number its rounds: when rank 0 began is as good, and the same on all ranks.
@@ -86,6 +91,7 @@ class StepLines(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._step = trainer.global_step + 1  # all micro-batches of a step are its
+        self._began_s = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -97,12 +103,13 @@ class StepLines(pl.Callback):
             "world": trainer.world_size,
             "step": self._step,
             "samples": batch[0].tolist(),
-            "loss": outputs["loss"].item(),
+            "loss": outputs["loss"].item() * trainer.accumulate_grad_batches,  # it has been divided by that
         }
         os.write(self._file, json.dumps(line).encode() + b"\n")
         if self._pause is not None and self._pause[0] == trainer.global_step:
             seconds, self._pause = self._pause[1], None
             time.sleep(seconds)
+        time.sleep(max(0.0, self._began_s + self._pass_s - time.monotonic()))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self._file >= 0:
@@ -132,10 +139,16 @@ def make_trainer(arguments: argparse.Namespace, folder: Path) -> pl.Trainer:
         ),
         elastic=None if arguments.elastic is None else ElasticConfig(**json.loads(arguments.elastic)),
     )
-    callbacks: list[pl.Callback] = [StepLines(folder, pause=arguments.pause)]
+    callbacks: list[pl.Callback] = [StepLines(folder, pause=arguments.pause, pass_s=arguments.pass_s)]
     if arguments.storage_every:
-        keep = folder / "checkpoints"
-        callbacks.append(AsyncShardedCheckpoint(keep, every_n_train_steps=arguments.storage_every, save_last=True))
+        callbacks.append(
+            AsyncShardedCheckpoint(
+                folder / "checkpoints",
+                every_n_train_steps=arguments.storage_every,
+                save_last=True,
+                save_top_k=-1 if arguments.storage_keeps_all else 1,
+            )
+        )
     validate_every = arguments.validate_every
     return pl.Trainer(
         strategy=strategy,
@@ -169,10 +182,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--samples", type=int, default=1 << 16, help="of an epoch")
     parser.add_argument("--batch-size", type=int, default=8, help="samples a rank and micro-batch")
+    parser.add_argument("--model", default="small", choices=list(MODELS))
+    parser.add_argument("--pass-s", type=float, default=0.0, help="seconds that a micro-batch takes at least")
     parser.add_argument("--parallel", default="ddp")
     parser.add_argument("--replica", default="off", choices=["off", "memory", "buddy"])
     parser.add_argument("--memory-every", type=int, default=5, help="steps between two snapshots in memory")
     parser.add_argument("--storage-every", type=int, default=50, help="steps between two checkpoints; 0: none")
+    parser.add_argument("--storage-keeps-all", action="store_true", help="of them; else the newest")
     parser.add_argument("--validate-every", type=int, default=0, help="steps; 0: never")
     parser.add_argument("--pause", type=_pause, help="STEP:SECONDS")
     parser.add_argument("--elastic", help="options of elastic, as JSON")
@@ -181,7 +197,7 @@ def main() -> None:
     pl.seed_everything(7, workers=True, verbose=False)
     torch.set_num_threads(1)
     trainer = make_trainer(arguments, folder)
-    learner = NumberedLearner(MODEL, AdamWConfig(warmup_steps=5), max_steps=arguments.steps)
+    learner = NumberedLearner(MODELS[arguments.model], AdamWConfig(warmup_steps=5), max_steps=arguments.steps)
     data = ShardedDataModule(
         NumberedSamples(arguments.samples),
         val=NumberedSamples(64) if arguments.validate_every else None,

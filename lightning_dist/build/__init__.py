@@ -5,7 +5,7 @@ from lightning_dist.build.data import layout_of, replicas_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
-    open_sparse_all_reduce,
+    open_sparse_average,
     wrap_data_parallel,
 )
 from lightning_dist.build.host_reading import open_host_reading
@@ -56,7 +56,7 @@ __all__ = [
     "open_recomputation",
     "open_run",
     "open_shard_links",
-    "open_sparse_all_reduce",
+    "open_sparse_average",
     "open_stage_links",
     "open_stage_shard_links",
     "open_tensor_links",

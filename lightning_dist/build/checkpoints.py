@@ -45,6 +45,7 @@ COPY = "checkpoint copy"  # names of events
 LATE_COPY = "checkpoint late copy"
 COPY_WAIT = "checkpoint copy wait"
 WAIT = "checkpoint wait"
+MEMORY_WAIT = "checkpoint memory wait"
 WRITE = "checkpoint write"
 SPREAD = "checkpoint spread"
 WRITTEN = "checkpoint written"  # bytes, as they are
@@ -190,7 +191,7 @@ class CheckpointSaver:
         events = self._run.events
         start_ns = events.clock_ns() if since_ns is None else since_ns
         is_stored = folder is not None
-        if is_stored and self._config.when_busy == "skip" and not at_once and self._is_anyone_busy():
+        if is_stored and self._config.when_busy == "skip" and not at_once and self.is_anyone_busy():
             self.skipped += 1
             events.count("checkpoints skipped")
             self.last_started = SaveStarted(True, (events.clock_ns() - start_ns) / 1e9)
@@ -299,6 +300,25 @@ class CheckpointSaver:
             raise failure
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
 
+    def await_memory(self, timeout_s: float) -> bool:
+        """Wait until what goes to memory only is there, or has failed, each rank for itself.
+
+        Args:
+            timeout_s: How long, in seconds.
+
+        Returns:
+            Whether nothing of that kind is being written any more.
+
+        Raises:
+            PeerLostError: A rank has failed that it waits for.
+        """
+        writing = self._writing
+        if writing is None or not self._is_for_memory or not writing.is_running:
+            return True
+        with self._run.events.measure(MEMORY_WAIT), self._run.collectives.activity.waiting("a checkpoint in memory"):
+            writing.ends(timeout_s, look=self._heed_alarm)
+        return not writing.is_running
+
     @property
     def is_busy(self) -> bool:
         """Whether something is being written."""
@@ -381,7 +401,8 @@ class CheckpointSaver:
         if (alarm := self._run.collectives.alarm(waited_s)) is not None:
             raise PeerLostError(f"waited {waited_s:.1f} s for a checkpoint, then gave up: {alarm}")
 
-    def _is_anyone_busy(self) -> bool:
+    def is_anyone_busy(self) -> bool:
+        """Whether a rank is writing something; every rank calls it."""
         is_busy = self.is_busy
         return any(self._agreement.exchange(int(is_busy))) if self._agreement is not None else is_busy
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
@@ -12,7 +13,9 @@ from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
 from lightning_dist.gradsync.allreduce import AllReduceScheme
 from lightning_dist.gradsync.data_parallel import DataParallel
-from lightning_dist.gradsync.sparse import SparseAllReduce, has_sparse_gradients
+from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
+from lightning_dist.gradsync.sparse.choice import limit_of
+from lightning_dist.topology import Tier
 
 
 def open_gradient_all_reduce(run: RunContext, sync: SyncConfig) -> HierarchicalAllReduce:
@@ -31,7 +34,7 @@ def open_gradient_all_reduce(run: RunContext, sync: SyncConfig) -> HierarchicalA
 def wrap_data_parallel(
     module: torch.nn.Module,
     all_reduce: HierarchicalAllReduce,
-    sparse: SparseAllReduce | None = None,
+    sparse: SparseAverage | None = None,
     *,
     run: RunContext,
     parallel: ParallelConfig,
@@ -43,7 +46,7 @@ def wrap_data_parallel(
     Args:
         module: On the run's device already.
         all_reduce: How dense buckets travel.
-        sparse: How sparse buckets travel; see :func:`open_sparse_all_reduce`.
+        sparse: How sparse buckets travel; see :func:`open_sparse_average`.
         run: For the seam and the device.
         parallel: Options of the wrapper.
         sync: For the size of buckets.
@@ -65,11 +68,43 @@ def wrap_data_parallel(
     return wrapped
 
 
-def open_sparse_all_reduce(run: RunContext, module: torch.nn.Module) -> SparseAllReduce | None:
-    """A lane and a group for the module's sparse gradients, if it has any; every rank calls it."""
+def open_sparse_average(
+    run: RunContext,
+    module: torch.nn.Module,
+    all_reduce: HierarchicalAllReduce,
+    *,
+    sync: SyncConfig,
+    announce: Callable[[str], None],
+) -> SparseAverage | None:
+    """Lanes and groups for the module's sparse gradients, if it has any; every rank calls it.
+
+    Args:
+        run: Who sits where, and the seam.
+        module: Whose gradients they are.
+        all_reduce: How tables travel of which most rows have gradients.
+        sync: Options.
+        announce: Says which way each table goes, and why.
+    """
     if not has_sparse_gradients(module):
         return None
-    return SparseAllReduce(run.collectives, run.cluster.world_size, run.own_store("sparse"))
+    crosses = run.cluster.num_hosts > 1
+    link = run.cluster.links.get(Tier.WORLD if crosses else Tier.HOST)
+    limit = partial(
+        limit_of,
+        given=sync.sparse.dense_above,
+        rate_bytes_per_s=link.bandwidth_bytes_per_s if link is not None else None,
+        crosses=crosses,
+    )
+    with run.collectives.opening("opening the groups of sparse gradients", run.world):
+        return SparseAverage(
+            run.cluster.flattened() if sync.algorithm == "flat" else run.cluster,
+            run.collectives,
+            run.own_store("sparse"),
+            dense=all_reduce,
+            names={parameter: name for name, parameter in module.named_parameters()},
+            limit=limit,
+            announce=announce,
+        )
 
 
 def describe(run: RunContext, all_reduce: HierarchicalAllReduce) -> str:

@@ -53,17 +53,23 @@ class Bounded(Generic[_Result]):
             TimeoutError: The action has not ended; its thread goes on.
             Exception: What the action raised.
         """
+        if not self.ends(timeout_s, look=look):
+            raise TimeoutError(f"no answer within {timeout_s:g} s")
+        if self._failures:
+            raise self._failures[0]
+        return self._results[0]
+
+    def ends(self, timeout_s: float, *, look: Callable[[float], None] | None = None) -> bool:
+        """Whether the action ends, well or not, within ``timeout_s`` seconds; ``look`` as in :meth:`result`."""
         start_s = time.monotonic()
         while self._thread.is_alive():
             waited_s = time.monotonic() - start_s
             if waited_s >= timeout_s:
-                raise TimeoutError(f"no answer within {timeout_s:g} s")
+                return False
             if look is not None and waited_s >= LOOK_UP_S:
                 look(waited_s)
             self._thread.join(min(timeout_s - waited_s, LOOK_UP_S))
-        if self._failures:
-            raise self._failures[0]
-        return self._results[0]
+        return True
 
     def succeeds(self, timeout_s: float) -> bool:
         """Whether the action ends without an error within ``timeout_s`` seconds; :meth:`result` then has no wait."""

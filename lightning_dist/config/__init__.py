@@ -31,6 +31,7 @@ from lightning_dist.config.pipeline import (
 )
 from lightning_dist.config.recompute import RECOMPUTE_MODES, RECOMPUTE_PRESETS, RecomputeConfig
 from lightning_dist.config.resolve import from_mapping, resolve, resolve_options
+from lightning_dist.config.sparse import SparseConfig
 from lightning_dist.config.sync import SHARED_MEMORY_CHOICES, SYNC_ALGORITHMS, SYNC_PRESETS, WIRE_DTYPES, SyncConfig
 from lightning_dist.config.topology import TIER_CHOICES, TOPOLOGY_PRESETS, ProbeConfig, TopologyConfig
 
@@ -70,6 +71,7 @@ __all__ = [
     "START_METHODS",
     "SYNC_ALGORITHMS",
     "SYNC_PRESETS",
+    "SparseConfig",
     "SyncConfig",
     "TENSOR_PLANS",
     "TIER_CHOICES",

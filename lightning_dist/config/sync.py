@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lightning_dist.config.checks import MIB, check_choice, check_range
+from lightning_dist.config.sparse import SparseConfig
 
 SYNC_ALGORITHMS = ("flat", "hierarchical")
 WIRE_DTYPES = ("same", "bf16")
@@ -27,6 +28,7 @@ class SyncConfig:
         shared_memory: ``auto`` (in-host legs on CPU through shared memory where ranks turn out to share it) or
             ``off``.
         timeout_s: Deadline of each operation between ranks, in seconds.
+        sparse: What becomes of the gradients of embeddings with ``sparse=True``.
     """
 
     algorithm: str = "hierarchical"
@@ -36,6 +38,7 @@ class SyncConfig:
     max_in_flight: int = 4
     shared_memory: str = "auto"
     timeout_s: float = 600.0
+    sparse: SparseConfig = field(default_factory=SparseConfig)
 
     def __post_init__(self) -> None:
         check_choice("sync.algorithm", self.algorithm, SYNC_ALGORITHMS)

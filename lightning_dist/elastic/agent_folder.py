@@ -11,9 +11,11 @@ from typing import Any
 
 from lightning_dist.config import ElasticConfig
 from lightning_dist.config.resolve import from_mapping
+from lightning_dist.elastic.policy.sizes import Sizes
 from lightning_dist.errors import ConfigError
 
 OPTIONS_FILE = "options.json"
+SIZES_FILE = "sizes.json"
 
 
 def tell_options(folder: Path, config: ElasticConfig) -> None:
@@ -33,6 +35,25 @@ def told_options(folder: Path) -> ElasticConfig | None:
     if not isinstance(found, dict):
         raise ConfigError(f"{folder / OPTIONS_FILE} holds no options: {found!r}")
     return from_mapping("elastic", found, ElasticConfig)
+
+
+def tell_sizes(folder: Path, sizes: Sizes) -> None:
+    """Let the agent know which hosts and ranks the script's layout fits."""
+    write_json(folder / SIZES_FILE, asdict(sizes))
+
+
+def told_sizes(folder: Path) -> Sizes | None:
+    """What the script's layout fits; ``None``: it has not said so yet.
+
+    Raises:
+        ConfigError: The file is no such thing, e.g. that of another version.
+    """
+    found = read_json(folder / SIZES_FILE)
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{folder / SIZES_FILE} holds no sizes: {found!r}")
+    return from_mapping("sizes", found, Sizes)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -13,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
-from lightning_dist.gradsync.sparse import SparseAllReduce
+from lightning_dist.gradsync.sparse import SparseAverage
 
 
 class AllReduceScheme:
@@ -24,7 +24,7 @@ class AllReduceScheme:
         sparse: How a sparse bucket travels; ``None`` if the module has none.
     """
 
-    def __init__(self, all_reduce: HierarchicalAllReduce, sparse: SparseAllReduce | None = None) -> None:
+    def __init__(self, all_reduce: HierarchicalAllReduce, sparse: SparseAverage | None = None) -> None:
         self._all_reduce = all_reduce
         self._sparse = sparse
 
@@ -46,5 +46,5 @@ class AllReduceScheme:
         gradients = bucket.buffer()
         if gradients.is_sparse:
             assert self._sparse is not None, "modules with sparse gradients are known before"
-            return self._sparse.start(gradients)
+            return self._sparse.start(gradients, bucket.parameters()[0])
         return self._all_reduce.start(gradients, mean=True, attributes={"bucket": bucket.index()})

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_dist import build
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.gradsync.data_parallel import DataParallel
-from lightning_dist.gradsync.sparse import SparseAllReduce
+from lightning_dist.gradsync.sparse import SparseAverage
 from lightning_dist.modes.mode import Mode
 
 
@@ -22,7 +22,7 @@ class DataParallelMode(Mode):
 
     _wrapped: DataParallel | None = None
     _all_reduce: HierarchicalAllReduce | None = None
-    _sparse: SparseAllReduce | None = None
+    _sparse: SparseAverage | None = None
     _buffers_due = False
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
@@ -30,7 +30,9 @@ class DataParallelMode(Mode):
         run = self.setting.run
         self.module.to(run.device)
         self._all_reduce = build.open_gradient_all_reduce(run, self.setting.sync)
-        self._sparse = build.open_sparse_all_reduce(run, self.module)
+        self._sparse = build.open_sparse_average(
+            run, self.module, self._all_reduce, sync=self.setting.sync, announce=self.setting.announce
+        )
         if run.cluster.world_size > 1:
             self.setting.announce(build.describe(run, self._all_reduce))
         return self.rewrap()

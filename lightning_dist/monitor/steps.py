@@ -35,6 +35,7 @@ PHASE_OF_SPAN: Mapping[str, Phase] = {
     "checkpoint copy": Phase.CHECKPOINT,
     "checkpoint copy wait": Phase.CHECKPOINT,
     "checkpoint wait": Phase.CHECKPOINT,
+    "checkpoint memory wait": Phase.CHECKPOINT,
     "data.wait": Phase.DATA_WAIT,
 }
 """Of the library's own spans on the training thread, which lie inside the phases that a capture sees."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_dist import AsyncShardedCheckpoint
+from lightning_dist.build.checkpoints import CheckpointSaver
 from lightning_dist.elastic.detect.board import FILE, Board
 from tests.distributed.lightning_runs import (
     OddModule,
@@ -39,7 +41,9 @@ class Start:
     Attributes:
         folder: Of the run.
         round: From 1.
-        killed_at: Kill all ranks after this step, and what is being written then is there.
+        killed_at: Kill all ranks after this step.
+        awaits: Before that, wait until what is being written is there; without it, it is not there before training
+            waits for it, either.
         parallel: The strategy's mode.
         checkpoint: The strategy's option.
         saves_every: Steps between two saves into storage.
@@ -52,6 +56,7 @@ class Start:
     folder: Path
     round: int = 1
     killed_at: int | None = None
+    awaits: bool = True
     parallel: Any = "ddp"
     checkpoint: Any = field(default_factory=lambda: dict(MEMORY))
     saves_every: int = 100
@@ -84,12 +89,13 @@ class ByStep(OddModule):
 class KilledAt(pl.Callback):
     """Ends the process after a step."""
 
-    def __init__(self, step: int | None) -> None:
+    def __init__(self, step: int | None, *, awaits: bool) -> None:
         self._step = step
+        self._awaits = awaits
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == self._step:
-            if trainer.strategy._saver is not None:
+            if trainer.strategy._saver is not None and self._awaits:
                 trainer.strategy._saver.finish()
             trainer.strategy.barrier()  # all have
             os.kill(os.getpid(), signal.SIGKILL)
@@ -102,6 +108,26 @@ class FirstStep(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.step = trainer.global_step
+
+
+@contextlib.contextmanager
+def written_when_awaited() -> Iterator[None]:
+    """Inside, what goes to memory only is not written before training waits for it."""
+    is_awaited = threading.Event()
+    write, await_memory = CheckpointSaver._write, CheckpointSaver.await_memory
+
+    def write_later(self: CheckpointSaver, *args: Any) -> Any:
+        if self._is_for_memory:
+            assert is_awaited.wait(60), "nobody waits"
+            is_awaited.clear()
+        return write(self, *args)
+
+    def awaiting(self: CheckpointSaver, timeout_s: float) -> bool:
+        is_awaited.set()
+        return await_memory(self, 60)
+
+    with patch.multiple(CheckpointSaver, _write=write_later, await_memory=awaiting):
+        yield
 
 
 def prepare(start: Start) -> Start:
@@ -121,7 +147,7 @@ def started(start: Start) -> Iterator[None]:
 
 def fit(context: RankContext, start: Start, *callbacks: pl.Callback) -> tuple[int, dict[str, torch.Tensor]]:
     """Train to the end; the step it began after, and the weights it ended with."""
-    with started(start):
+    with started(start), contextlib.nullcontext() if start.awaits else written_when_awaited():
         strategy = strategy_of(parallel=start.parallel, checkpoint=start.checkpoint)
         is_full = start.checkpoint == "full"
         kind = ModelCheckpoint if is_full else AsyncShardedCheckpoint
@@ -135,7 +161,7 @@ def fit(context: RankContext, start: Start, *callbacks: pl.Callback) -> tuple[in
         trainer = trainer_on_pool(
             context,
             strategy,
-            callbacks=[saving, first, KilledAt(start.killed_at), *callbacks],
+            callbacks=[saving, first, KilledAt(start.killed_at, awaits=start.awaits), *callbacks],
             enable_checkpointing=True,
             default_root_dir=start.folder,
             max_epochs=-1,

@@ -11,7 +11,7 @@ import torch
 from lightning_dist import build
 from lightning_dist.comm.collectives import FaultPoint
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
-from lightning_dist.config import SyncConfig, TopologyConfig
+from lightning_dist.config import SyncConfig, TopologyConfig, from_mapping
 from lightning_dist.events import EventStream
 from tests.support.tasks import RankContext
 
@@ -25,7 +25,7 @@ def opened(
 ) -> Iterator[tuple[build.RunContext, HierarchicalAllReduce]]:
     """A run and its all-reduce, closed at the end."""
     events = EventStream(rank=context.rank)
-    config = SyncConfig(**{"timeout_s": 20.0, **(sync or {})})
+    config = from_mapping("sync", {"timeout_s": 20.0, **(sync or {})}, SyncConfig)
     with contextlib.ExitStack() as stack:
         run = build.open_run(
             TopologyConfig(**(topology or {})),

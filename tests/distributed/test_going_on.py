@@ -51,6 +51,18 @@ def test_from_a_snapshot_that_only_memory_has(ranks: RankPool, tmp_path: Path, p
     assert_same(got, 4, uninterrupted(ranks, tmp_path / "whole", parallel))
 
 
+@pytest.mark.parametrize("every", [1, pytest.param(3, marks=pytest.mark.sweep)])
+def test_a_snapshot_is_whole_before_the_next_step_is_done(ranks: RankPool, tmp_path: Path, every: int) -> None:
+    """However long it takes: the fault comes as soon as that step is done."""
+    checkpoint = {**MEMORY, "mode": "async_sharded", "memory_every_n_steps": every}
+    start = Start(tmp_path / "run", killed_at=4, awaits=False, checkpoint=checkpoint)
+    prepare(start)
+    with ending_keepers(start.checkpoints):
+        run_killed(ranks, start)
+        got = ranks.run(fit, world_size=2, args=(replace(start, round=2, killed_at=None, awaits=True),))
+    assert_same(got, 3, uninterrupted(ranks, tmp_path / "whole"))
+
+
 def test_from_storage_where_memory_is_gone_or_older(ranks: RankPool, tmp_path: Path) -> None:
     start = Start(tmp_path / "run", killed_at=4, saves_every=3, checkpoint={**MEMORY, "memory_every_n_steps": 2})
     prepare(start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,15 @@ from tests.support.tasks import RankContext
 SAMPLES, STEPS, EPOCH = 48, 12, 6  # steps of 8 samples
 
 
+def vectors_of(batch: torch.Tensor) -> torch.Tensor:
+    """Ten numbers of each sample."""
+    return torch.stack([torch.randn(10, generator=torch.Generator().manual_seed(each)) for each in ids_of(batch)])
+
+
 class OfIds(pl.LightningModule):
     """What a sample is follows from its number; notes which were trained on in which step."""
+
+    pipeline_layers = "net"
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,14 +40,19 @@ class OfIds(pl.LightningModule):
         self.trained: list[tuple[int, int]] = []
         self.rates: list[float] = []
 
+    def pipeline_input(self, batch: torch.Tensor) -> torch.Tensor:
+        return vectors_of(batch)[:, :7]
+
+    def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.trained += [(self.trainer.global_step, each) for each in ids_of(batch)]
+
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        ids = ids_of(batch)
-        self.trained += [(self.trainer.global_step, each) for each in ids]
-        both = torch.stack([torch.randn(10, generator=torch.Generator().manual_seed(each)) for each in ids])
-        return torch.nn.functional.mse_loss(self.net(both[:, :7]), both[:, 7:])
+        vectors = vectors_of(batch)
+        return torch.nn.functional.mse_loss(self.net(vectors[:, :7]), vectors[:, 7:])
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         assert not self.training
+        self.net(self.pipeline_input(batch))
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])
@@ -105,57 +118,99 @@ def fit(context: RankContext, start: Start, elastic: dict[str, Any], batch_size:
         )
 
 
-RESIZES: dict[str, tuple[Any, ...]] = {  # mode, ranks, batch and passes; then ranks, batch and passes
-    "ddp, 2 to 1": ("ddp", (2, 4, 1), (1, 4, 2)),
-    "zero2, 2 to 1": ("zero2", (2, 4, 1), (1, 4, 2)),
-    "zero3, 2 to 1": ("zero3", (2, 4, 1), (1, 4, 2)),
-    "ddp, 1 to 2": ("ddp", (1, 4, 2), (2, 4, 1)),
-    "zero2, 4 to 3": ("zero2", (4, 3, 1), (3, 2, 2)),
-    "zero3, 4 to 2": ("zero3", (4, 2, 1), (2, 2, 2)),
-    "the same, zero3": ("zero3", (2, 4, 1), (2, 4, 1)),
-    "the same, ddp": ("ddp", (2, 4, 1), (2, 4, 1)),
+@dataclass(frozen=True)
+class Size:
+    """Ranks of each host, samples of a batch, and passes a step; how many ranks read other data, if not all."""
+
+    hosts: tuple[int, ...]
+    batch: int
+    passes: int
+    readers: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        return sum(self.hosts)
+
+    @property
+    def samples(self) -> int:
+        return (self.readers or self.ranks) * self.batch * self.passes
+
+    @property
+    def layout(self) -> list[tuple[str, list[int]]]:
+        ends = list(itertools.accumulate(self.hosts))
+        return [
+            (f"host-{n}", list(range(end - count, end)))
+            for n, (count, end) in enumerate(zip(self.hosts, ends, strict=True))
+        ]
+
+
+ONE, TWO, FOUR = Size((1,), 4, 2), Size((2,), 4, 1), Size((2, 2), 2, 1)
+CUT = {"mode": "pipeline", "pipeline": {"size": 2, "micro_batches": 2, "schedule": "gpipe"}}
+CUT_AGAIN = {"mode": "pipeline", "pipeline": {"micro_batches": 2, "schedule": "gpipe"}}  # as many as a host has ranks
+RESIZES: dict[str, tuple[Any, Size, Size]] = {
+    "ddp, 2 to 1": ("ddp", TWO, ONE),
+    "zero2, 2 to 1": ("zero2", TWO, ONE),
+    "zero3, 2 to 1": ("zero3", TWO, ONE),
+    "ddp, 1 to 2": ("ddp", ONE, TWO),
+    "zero2, 4 to 3": ("zero2", Size((4,), 3, 1), Size((3,), 2, 2)),
+    "zero3, 4 to 2": ("zero3", FOUR, Size((2,), 2, 2)),
+    "zero3, 3 + 1 to 3": ("zero3", Size((3, 1), 3, 1), Size((3,), 2, 2)),
+    "ddp, 3 + 1 to 1": ("ddp", Size((3, 1), 2, 1), Size((1,), 2, 4)),
+    "hsdp, 2 + 2 to 2": ("hsdp", FOUR, Size((2,), 2, 2)),
+    "hsdp, 2 to 2 + 2": ("hsdp", Size((2,), 2, 2), Size((2, 2), 2, 1)),
+    "hsdp, 2 + 2 to 1 + 1": ("hsdp", FOUR, Size((1, 1), 2, 2)),
+    "pipeline, 2 + 2 to 2": (CUT, Size((2, 2), 4, 1, readers=2), Size((2,), 4, 2, readers=1)),
+    "pipeline, 2 to 2 + 2": (CUT, Size((2,), 4, 2, readers=1), Size((2, 2), 4, 1, readers=2)),
+    "pipeline, 4 to 3": (CUT_AGAIN, Size((4,), 4, 2, readers=1), Size((3,), 4, 2, readers=1)),
+    "the same, zero3": ("zero3", TWO, TWO),
+    "the same, ddp": ("ddp", TWO, TWO),
+    "the same, hsdp": ("hsdp", FOUR, FOUR),
 }
 
 
 @pytest.mark.parametrize(
     ("parallel", "first", "then"),
-    sampled(RESIZES, always=["ddp, 2 to 1", "zero3, 2 to 1", "zero2, 4 to 3"]),
+    sampled(
+        RESIZES,
+        always=["ddp, 2 to 1", "zero3, 3 + 1 to 3", "zero2, 4 to 3", "hsdp, 2 + 2 to 2", "pipeline, 2 + 2 to 2"],
+    ),
 )
 def test_the_global_batch_stays_and_so_do_the_numbers(
-    ranks: RankPool, tmp_path: Path, parallel: str, first: tuple[int, int, int], then: tuple[int, int, int]
+    ranks: RankPool, tmp_path: Path, parallel: Any, first: Size, then: Size
 ) -> None:
     """Sums of gradients are rounded in another order, so weights differ by that; at the same size by nothing."""
     start = Start(tmp_path / "run", parallel=parallel, checkpoint=MEMORY)
     whole = replace(start, folder=tmp_path / "whole", checkpoint="full")
     prepare(start)
     prepare(whole)
-    size = first[0] * first[1] * first[2]
-    steps_an_epoch = SAMPLES // size
-    killed_at = steps_an_epoch - 1
+    assert first.samples == then.samples
+    killed_at = SAMPLES // first.samples - 1
     kept = killed_at - killed_at % 2
-    expected = ranks.run(fit, world_size=first[0], args=(whole, {}, first[1], first[2]))
+    expected = ranks.run(fit, layout=first.layout, args=(whole, {}, first.batch, first.passes))
     with ending_keepers(start.checkpoints):
-        args = (replace(start, killed_at=killed_at), {}, first[1], first[2])
-        died = ranks.run(fit, world_size=first[0], args=args, may_die=range(first[0]))
+        args = (replace(start, killed_at=killed_at), {}, first.batch, first.passes)
+        died = ranks.run(fit, layout=first.layout, args=args, may_die=range(first.ranks))
         assert {type(each) for each in died} == {Died}
-        got = ranks.run(fit, world_size=then[0], args=(replace(start, round=2), {}, first[1], first[2]))
+        got = ranks.run(fit, layout=then.layout, args=(replace(start, round=2), {}, first.batch, first.passes))
     for ended in got:
-        assert (ended.first, ended.batch, ended.accumulation) == (kept, then[1], then[2])
+        assert (ended.first, ended.batch, ended.accumulation) == (kept, then.batch, then.passes)
         for name, value in expected[0].weights.items():
             error = (ended.weights[name] - value).abs().max()
             assert error <= (0 if first == then else 1e-6), f"{name} by {error:.2g}"
-    assert by_step(got) == {step: ids for step, ids in by_step(expected).items() if step >= kept}
+    again = by_step(got, then)
+    assert again == {step: ids for step, ids in by_step(expected, first).items() if step >= kept}
     assert expected[0].validated_at
     assert got[0].validated_at == [step for step in expected[0].validated_at if step > kept]
 
 
-def by_step(ended: list[Ended]) -> dict[int, list[int]]:
-    """The samples of each step, of all ranks."""
+def by_step(ended: list[Ended], size: Size) -> dict[int, list[int]]:
+    """The samples of each step, of all ranks; those of a pipeline read the same."""
     found: dict[int, list[int]] = {}
     for each in ended:
         for step, number in each.trained:
             found.setdefault(step, []).append(number)
-    return {step: sorted(ids) for step, ids in sorted(found.items())}
+    each = size.ranks // (size.readers or size.ranks)
+    return {step: sorted(ids)[::each] for step, ids in sorted(found.items())}
 
 
 # -- per_rank ----------------------------------------------------------------------------------------------------------

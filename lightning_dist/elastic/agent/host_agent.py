@@ -339,8 +339,8 @@ class HostAgent(SimpleElasticAgent):
                 return
 
     def _result(self, end: End) -> RunResult:
-        workers = self._worker_group.workers if self._ranks is not None else []
-        if end.exit_code == 0:
+        workers = self._worker_group.workers
+        if end.exit_code == 0:  # torch wants to know of each, also if the run was over before any was started
             return RunResult(WorkerState.SUCCEEDED, return_values={worker.global_rank: None for worker in workers})
         exits = self._ranks.exits if self._ranks is not None else {}
         failures = {

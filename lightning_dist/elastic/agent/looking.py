@@ -9,11 +9,12 @@ from pathlib import Path
 
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.agent.progress import Progress
-from lightning_dist.elastic.agent_folder import told_options
+from lightning_dist.elastic.agent_folder import told_options, told_sizes
 from lightning_dist.elastic.detect.board import Board
 from lightning_dist.elastic.detect.sights import look_at, progress_of
 from lightning_dist.elastic.detect.watch import Watch
-from lightning_dist.elastic.policy.events import Cause, Event, OptionsTold, WorkerFailed
+from lightning_dist.elastic.policy.events import Cause, Event, OptionsTold, SizesTold, WorkerFailed
+from lightning_dist.elastic.policy.sizes import Sizes
 
 _LOOK_S = 0.2
 _PROGRESS_S = 1.0
@@ -39,6 +40,7 @@ class Lookout:
         self._mode = mode
         self._say = say
         self._told: ElasticConfig | None = None
+        self._sizes = Sizes()
         self._has_beats = False  # a script that never says how far it is cannot be told from one that hangs
         self._looked_s = self._progress_s = -math.inf
 
@@ -79,7 +81,7 @@ class Lookout:
         ]
         beats = {index: sight.beat for index, sight in enumerate(sights) if sight.beat is not None}
         self._has_beats = self._has_beats or bool(beats)
-        events: list[Event] = [*self._options_told(), *self._progress.look(beats)]
+        events: list[Event] = [*self._options_told(), *self._sizes_told(), *self._progress.look(beats)]
         if self._has_beats:
             hangs = self._watch.look(sights, now_s)
             if hangs:
@@ -113,3 +115,10 @@ class Lookout:
         self.options = wanted
         self._watch = Watch(wanted)
         return [OptionsTold(wanted)]
+
+    def _sizes_told(self) -> list[Event]:
+        told = told_sizes(self._folder)
+        if told is None or told == self._sizes:
+            return []
+        self._sizes = told
+        return [SizesTold(told)]

@@ -11,6 +11,8 @@ from lightning_dist.elastic.chaos.kinds import KINDS, REQUIRED
 from lightning_dist.elastic.chaos.plan import Plan, make_fault
 from lightning_dist.errors import ConfigError, unknown_option
 
+_SECONDS = (0.5, 2.0, 5.0)
+_SECONDS_STOPPED = (0.5, 2.0, 15.0)  # the last is longer than a stopped rank is waited for
 _NEEDS_INTERFACE = tuple(name for name, kind in KINDS.items() if kind.options.get("interface") is REQUIRED)
 
 
@@ -76,7 +78,7 @@ def _options(kind: str, draw: _Draw, interface: str | None) -> dict[str, Any]:
     if "place" in known:
         options["place"] = draw.one_of(("storage", "memory"))
     if "seconds" in known:
-        options["seconds"] = draw.one_of((0.5, 2.0, 5.0))
+        options["seconds"] = draw.one_of(_SECONDS_STOPPED if kind == "stop" else _SECONDS)
     return options
 
 

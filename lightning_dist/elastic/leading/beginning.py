@@ -59,9 +59,12 @@ async def begin(setup: Setup, remembered: Remembered, term: int) -> Leader:
 def _policy(setup: Setup, duties: Duties, remembered: Remembered) -> Policy:
     last = None
     if duties.last_round is not None:
-        hosts = tuple(seat.host for seat in duties.last_round.seats)
+        seats = duties.last_round.seats
+        hosts, ranks = tuple(seat.host for seat in seats), tuple(seat.num_ranks for seat in seats)
         # Not whoever led last: in a cut that comes and goes that may be this host, which has started nothing.
-        last = LastRound(duties.last_round.number, hosts, remembered.starter, is_running=duties.is_running)
+        last = LastRound(
+            duties.last_round.number, hosts, remembered.starter, is_running=duties.is_running, num_ranks=ranks
+        )
     return Policy(
         setup.options,
         min_hosts=setup.min_hosts,

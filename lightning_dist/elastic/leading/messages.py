@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from lightning_dist.config.elastic import ElasticConfig
-from lightning_dist.elastic.policy.events import Event, HostReady, OptionsTold
+from lightning_dist.elastic.policy.events import Event, HostReady, OptionsTold, SizesTold
+from lightning_dist.elastic.policy.sizes import Sizes
 from lightning_dist.elastic.rounds import Round, Seat
 from lightning_dist.elastic.session import End, Stop
 
@@ -92,6 +93,8 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
         raise ConnectionError(f"what was sent is no event: {value.get('event')!r}")
     if kind is OptionsTold:
         return OptionsTold(_build(ElasticConfig, value.get("options")))
+    if kind is SizesTold:
+        return SizesTold(_build(Sizes, value.get("sizes")))
     event: Event = _build(kind, value)
     return event
 

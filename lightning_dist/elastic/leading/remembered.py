@@ -14,6 +14,7 @@ from lightning_dist.elastic.policy.events import (
     Progress,
     RoundDone,
     RoundStopped,
+    SizesTold,
     Snapshot,
 )
 from lightning_dist.elastic.rounds import Round
@@ -64,7 +65,7 @@ class Remembered:
             self.starter = self.leader
         self.round, self.run, self.ready = value, value.run, None
         self.is_running, self.has_stopped = True, False
-        self._keep(lambda event: isinstance(event, OptionsTold))
+        self._keep(lambda event: isinstance(event, OptionsTold | SizesTold))
 
     def heard_of(self, value: Round, *, has_stopped: bool = False) -> None:
         """There is, or was, a newer round, without this host."""
@@ -76,7 +77,7 @@ class Remembered:
         if isinstance(event, HostReady):
             self.ready = event
         elif not isinstance(event, Progress):
-            if isinstance(event, Snapshot | OptionsTold):  # the newest says it all
+            if isinstance(event, Snapshot | OptionsTold | SizesTold):  # the newest says it all
                 self._keep(lambda old: type(old) is not type(event))
             if isinstance(event, RoundStopped | RoundDone) and self.round and event.round == self.round.number:
                 self.is_running, self.has_stopped = False, isinstance(event, RoundStopped)

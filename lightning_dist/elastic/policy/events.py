@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from lightning_dist.config.elastic import ElasticConfig
+from lightning_dist.elastic.policy.sizes import Sizes
 
 
 class Cause(str, enum.Enum):
@@ -158,6 +159,13 @@ class OptionsTold:
 
 
 @dataclass(frozen=True)
+class SizesTold:
+    """The script has said which hosts and ranks its layout fits."""
+
+    sizes: Sizes
+
+
+@dataclass(frozen=True)
 class EndAsked:
     """Somebody wants the run to end (SIGINT, SIGTERM to the leader's group). Said twice, it ends at once.
 
@@ -188,6 +196,7 @@ Event = (
     | Progress
     | RoundDone
     | OptionsTold
+    | SizesTold
     | EndAsked
     | Tick
 )

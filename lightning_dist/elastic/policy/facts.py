@@ -19,7 +19,7 @@ from lightning_dist.elastic.policy.situation import LOST, Ending, Host, Presence
 def note(situation: Situation, event: Event, now_s: float) -> Situation:
     """What the leader knows after an event."""
     noted = _NOTES[type(event)](situation, event, now_s)
-    has_enough = len(noted.candidates) >= noted.floor
+    has_enough = len(noted.seating(noted.candidates)) >= noted.floor
     return replace(noted, enough_s=(now_s if noted.enough_s is None else noted.enough_s) if has_enough else None)
 
 
@@ -114,6 +114,10 @@ def _options_told(situation: Situation, event: events.OptionsTold, now_s: float)
     return replace(situation, options=event.options)
 
 
+def _sizes_told(situation: Situation, event: events.SizesTold, now_s: float) -> Situation:
+    return replace(situation, sizes=event.sizes)
+
+
 def _end_asked(situation: Situation, event: events.EndAsked, now_s: float) -> Situation:
     reason = event.detail or "the run was told to end"
     is_urgent = situation.ending is not None
@@ -135,6 +139,7 @@ _NOTES: Mapping[type, Callable[[Situation, Any, float], Situation]] = {
     events.Snapshot: _snapshot,
     events.RoundDone: _round_done,
     events.OptionsTold: _options_told,
+    events.SizesTold: _sizes_told,
     events.EndAsked: _end_asked,
     events.Progress: _unchanged,
     events.Tick: _unchanged,

@@ -110,9 +110,11 @@ def _inherited(situation: Situation, last: LastRound | None, memory: Mapping[str
     aside = set(memory.get("aside", ()))
     members = last.hosts if last is not None else ()
     names = dict.fromkeys([*members, *failures, *sorted(aside)])
+    ranks = dict(zip(members, last.num_ranks, strict=False)) if last is not None else {}
     hosts = {
         name: Host(
-            Presence.EXPECTED, arrival, is_aside=name in aside, failures_s=failures.get(name, ())
+            Presence.EXPECTED, arrival, num_ranks=ranks.get(name, 0), is_aside=name in aside,
+            failures_s=failures.get(name, ()),
         )
         for arrival, name in enumerate(names)
     }  # fmt: skip

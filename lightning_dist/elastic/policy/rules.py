@@ -44,14 +44,17 @@ def _gathering(situation: Situation, now_s: float) -> Move | None:
         return _end(situation, now_s, situation.ending.exit_code, situation.ending.reason)
     ready = situation.candidates
     has_waited = situation.enough_s is not None and now_s - situation.enough_s >= waits.join_s
-    if len(ready) >= terms.max_hosts or has_waited:
+    has_enough = len(situation.seating(ready)) >= terms.min_hosts
+    if has_enough and (len(ready) >= terms.max_hosts or has_waited):
         move = _start_if_alone(situation, now_s, f"{min(len(ready), terms.max_hosts)} hosts are there")
         if move is not None:
             return move
     if now_s - situation.since_s < waits.gather_s:
         return None
-    if len(ready) >= terms.min_hosts:
+    if has_enough:
         return _end(situation, now_s, 1, quorum.explain(situation.side))
+    if len(ready) >= terms.min_hosts:
+        return _end(situation, now_s, 1, _shortage(situation, waits.gather_s))
     names = f" ({', '.join(ready)})" if ready else ""
     return _end(
         situation, now_s, 1,
@@ -131,7 +134,7 @@ def _waiting(situation: Situation, now_s: float) -> Move | None:
         return _end(situation, now_s, situation.ending.exit_code, situation.ending.reason)
     options, waits = situation.options, situation.terms.waits
     waited_s = now_s - situation.since_s
-    num_ready = len(situation.candidates)
+    num_ready = len(situation.seating(situation.candidates))
     is_coming = bool(situation.coming) and waited_s < waits.ready_s
     is_full = num_ready >= min(situation.ceiling, len(situation.members))
     may_return = bool(situation.missed) and not is_full and waited_s < options.rejoin_s
@@ -140,7 +143,7 @@ def _waiting(situation: Situation, now_s: float) -> Move | None:
         if move is not None:
             return move
     is_short = num_ready < situation.floor
-    limit_s = options.rejoin_s if is_short and options.mode != "degrade" else max(options.rejoin_s, waits.patience_s)
+    limit_s = _patience_s(situation, is_short=is_short)
     if is_coming or waited_s < limit_s:
         return None
     code = (
@@ -152,6 +155,16 @@ def _waiting(situation: Situation, now_s: float) -> Move | None:
     )
     reason = _shortage(situation, limit_s) if is_short else quorum.explain(situation.side)
     return _end(situation, now_s, code, f"{situation.reason}; {reason}", blamed=situation.blame)
+
+
+def _patience_s(situation: Situation, *, is_short: bool) -> float:
+    """How long is waited for hosts without which nothing can go on, in seconds."""
+    options, terms = situation.options, situation.terms
+    if is_short and len(situation.candidates) >= terms.max_hosts:  # all that there can be, and their ranks do not fit
+        return 0.0
+    if is_short and options.mode != "degrade":
+        return options.rejoin_s
+    return max(options.rejoin_s, terms.waits.patience_s)
 
 
 def _ended(situation: Situation, now_s: float) -> Move | None:
@@ -177,7 +190,7 @@ def _set_aside(situation: Situation, now_s: float) -> Move | None:
         if host.is_aside or (situation.is_active and name in situation.members):
             continue
         count = len(situation.recent(host.failures_s, now_s))
-        others = [other for other in situation.usable if other != name]
+        others = situation.seating(other for other in situation.usable if other != name)
         if count >= situation.options.host_failures and len(others) >= situation.floor:
             reason = f"it has failed {count} times within {situation.options.window_s:g} s"
             return Move(situation.with_host(name, replace(host, is_aside=True)), (SetAside(name, reason),))
@@ -244,7 +257,7 @@ def _start_if_alone(situation: Situation, now_s: float, reason: str) -> Move | N
     may_claim = now_s - situation.since_s >= situation.terms.waits.fence_s
     if ruling is quorum.Ruling.MUST_WAIT or (ruling is quorum.Ruling.BY_FENCE_LATER and not may_claim):
         return None
-    hosts = situation.candidates[: situation.ceiling]
+    hosts = situation.seating(situation.candidates)
     order = StartRound(situation.number + 1, hosts, reason, action=_kind(situation, hosts), blame=situation.blame)
     busy = {name: replace(situation.hosts[name], presence=Presence.BUSY) for name in hosts}
     started = replace(
@@ -266,8 +279,10 @@ def _kind(situation: Situation, hosts: Sequence[str]) -> str:
 
 def _may_grow(situation: Situation) -> bool:
     options = situation.options
-    has_room = len(situation.members) < situation.terms.max_hosts
-    return options.mode == "degrade" and options.regrow and has_room and bool(situation.spares)
+    if options.mode != "degrade" or not options.regrow or not situation.spares:
+        return False
+    grown = situation.seating([*situation.members, *situation.spares])
+    return sum(situation.ranks_of(grown).values()) > sum(situation.ranks_of(situation.members).values())
 
 
 def _drain(situation: Situation, now_s: float, reason: str) -> Move:
@@ -295,6 +310,8 @@ def _cause(failures: Sequence[Failure]) -> Blame:
 
 def _shortage(situation: Situation, limit_s: float) -> str:
     ready = situation.candidates
+    if len(ready) >= situation.floor:
+        return situation.sizes.explain(situation.ranks_of(ready), situation.terms.max_hosts)
     short = f"{len(ready)} hosts are ready{f' ({_names(ready)})' if ready else ''} after {limit_s:g} s"
     if situation.options.mode == "degrade":
         return f"{short}, and at least {situation.floor} are needed (MIN of --hosts MIN:MAX)"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.policy.blame import Blame, Failure
 from lightning_dist.elastic.policy.quorum import Side
+from lightning_dist.elastic.policy.sizes import Sizes
 
 
 class State(enum.Enum):
@@ -136,12 +137,14 @@ class LastRound:
         hosts: By node rank.
         leader: The host that led it.
         is_running: Its ranks may be running; else they have ended.
+        num_ranks: Of each host; empty: not known.
     """
 
     number: int
     hosts: tuple[str, ...]
     leader: str | None
     is_running: bool = True
+    num_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ class Situation:
     Attributes:
         options: The script's.
         terms: The launcher's.
+        sizes: Which rounds the script's layout fits.
         state: Where the run is.
         since_s: Since when.
         hosts: All that were ever heard of, by name.
@@ -209,6 +213,7 @@ class Situation:
 
     options: ElasticConfig
     terms: Terms
+    sizes: Sizes = field(default_factory=Sizes)
     state: State = State.GATHERING
     since_s: float = 0.0
     hosts: Mapping[str, Host] = field(default_factory=dict)
@@ -249,6 +254,14 @@ class Situation:
         ready = [name for name, host in self.hosts.items() if host.is_eligible and host.presence is Presence.READY]
         places = {name: place for place, name in enumerate(self.members)}
         return tuple(sorted(ready, key=lambda name: (places.get(name, len(places)), self.hosts[name].arrival)))
+
+    def seating(self, hosts: Iterable[str]) -> tuple[str, ...]:
+        """Those of the hosts that make the largest round; none if the script's layout fits no part of them."""
+        return self.sizes.seat(self.ranks_of(hosts), self.ceiling)
+
+    def ranks_of(self, hosts: Iterable[str]) -> dict[str, int]:
+        """How many ranks each host runs."""
+        return {name: self.hosts[name].num_ranks for name in hosts}
 
     @property
     def spares(self) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.elastic.faults import FAULTS_A_RUN, STEPS, draw, judged, read_outcomes, run_faults, summary
+from benchmarks.elastic.faults import FAULTS_A_RUN, STEPS, draw, judged, run_faults
+from benchmarks.elastic.outcomes import read_outcomes, shared_reference, summary
 from benchmarks.elastic.steps import Ledger, Line, ledger
 
 REFERENCE = Ledger(
@@ -21,23 +22,35 @@ REFERENCE = Ledger(
 
 
 def up_to(step: int) -> Ledger:
-    return replace(REFERENCE, steps={number: REFERENCE.steps[number] for number in range(1, step + 1)})
+    return replace(
+        REFERENCE,
+        steps={number: REFERENCE.steps[number] for number in range(1, step + 1)},
+        losses={number: REFERENCE.losses[number] for number in range(1, step + 1)},
+    )
+
+
+def smaller(losses: dict[int, float]) -> Ledger:
+    """Of another number of ranks for a while."""
+    return replace(REFERENCE, worlds=frozenset({2, 4}), losses={**REFERENCE.losses, **losses})
 
 
 @pytest.mark.parametrize(
-    ("found", "seed", "verdict"),
+    ("found", "seed", "codes", "verdict"),
     [
-        (REFERENCE, 0, "same"),
-        (replace(REFERENCE, worlds=frozenset({2, 4})), 1, "same samples"),
-        (replace(REFERENCE, losses={**REFERENCE.losses, STEPS: 0.5}), 0, "other loss"),
-        (replace(REFERENCE, repeated=1), 0, "other samples"),
-        (replace(REFERENCE, steps={**REFERENCE.steps, 3: (6, 8)}), 1, "other samples"),
-        (up_to(STEPS - 5), 7, "ended when told to"),
-        (up_to(STEPS - 5), 1, "ended early"),
+        (REFERENCE, 0, [0, 0], "same"),
+        (REFERENCE, 0, [0, 1], "other exit code"),
+        (smaller({}), 1, [0, 0], "same samples"),
+        (smaller({STEPS: 1 / STEPS + 1e-6}), 1, [0, 0], "same samples"),
+        (smaller({STEPS: 0.5}), 1, [0, 0], "other loss"),
+        (replace(REFERENCE, losses={**REFERENCE.losses, STEPS: 1 / STEPS + 1e-6}), 0, [0, 0], "other loss"),
+        (replace(REFERENCE, repeated=1), 0, [0, 0], "other samples"),
+        (replace(REFERENCE, steps={**REFERENCE.steps, 3: (6, 8)}), 1, [0, 0], "other samples"),
+        (up_to(STEPS - 5), 7, [0, 0], "ended when told to"),
+        (up_to(STEPS - 5), 1, [0, 0], "ended early"),
     ],
 )
-def test_a_run_is_judged(found: Ledger, seed: int, verdict: str) -> None:
-    assert judged(found, REFERENCE, draw(seed)) == verdict
+def test_a_run_is_judged(found: Ledger, seed: int, codes: list[int], verdict: str) -> None:
+    assert judged(found, REFERENCE, draw(seed), codes=codes) == verdict
 
 
 def test_plans_are_drawn_by_seed_and_hit_every_kind_in_time() -> None:
@@ -51,7 +64,8 @@ def test_plans_are_drawn_by_seed_and_hit_every_kind_in_time() -> None:
 
 
 def outcome(seed: int, verdict: str, **others: Any) -> dict[str, Any]:
-    return {"seed": seed, "verdict": verdict, "injected": ["kill"], "refused": [], "loss_difference": 0.0, **others}
+    made = {"seed": seed, "verdict": verdict, "injected": ["kill"], "refused": [], "loss_difference": 0.0}
+    return {**made, "commit": "c0ffee", **others}
 
 
 def test_runs_of_several_sittings_are_summed_up(tmp_path: Path) -> None:
@@ -61,18 +75,35 @@ def test_runs_of_several_sittings_are_summed_up(tmp_path: Path) -> None:
         outcome(0, "same"),
         outcome(1, "hung", injected=["cut", "kill"], loss_difference=None),
         outcome(2, "same samples", loss_difference=0.25, refused=["torn: nothing is committed"]),
+        outcome(3, "ended early"),
+        outcome(3, "same", commit="decade"),
     ]
     lines.write_text("".join(json.dumps(each) + "\n" for each in outcomes))
-    assert run_faults(runs=0, lines=lines, folder=tmp_path, say=print) == summary(outcomes)
+    assert run_faults(runs=0, seed=None, again=False, lines=lines, folder=tmp_path, say=print) == summary(outcomes)
     assert summary(outcomes) == {
-        "runs": 3,
-        "faults": 4,
+        "runs": 5,
+        "faults": 6,
         "refused": 1,
-        "kinds": {"cut": 1, "kill": 3},
-        "verdicts": {"same": 1, "hung": 1, "same samples": 1},
+        "kinds": {"cut": 1, "kill": 5},
+        "verdicts": {"same": 2, "hung": 1, "same samples": 1, "ended early": 1},
+        "failed": ["1 at c0ffee", "3 at c0ffee"],
         "not_fine": [1],
         "largest_loss_difference": 0.25,
+        "commits": ["c0ffee", "decade"],
     }
+
+
+def test_the_run_without_faults_is_run_once_for_the_same_settings(tmp_path: Path) -> None:
+    path = tmp_path / "sub" / "reference.json"
+    made: list[Ledger] = []
+
+    def run() -> Ledger:
+        made.append(REFERENCE)
+        return REFERENCE
+
+    for settings in ({"steps": 9}, {"steps": 9}, {"steps": 8}):
+        assert shared_reference(path, settings, run) == REFERENCE
+    assert len(made) == 2
 
 
 def test_of_a_step_that_was_done_again_the_newest_round_counts() -> None:

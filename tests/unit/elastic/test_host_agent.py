@@ -58,6 +58,7 @@ class Script:
     num_rounds: int = 0
     left: str | None = None
     is_ready: bool = False
+    is_over: bool = False
     num_seats_here: int = 2
     num_ranks_before: int = FIRST
 
@@ -66,6 +67,8 @@ class Script:
         self.is_ready = True
 
     def next_round(self, timeout_s: float) -> Round | End | None:
+        if self.is_over:
+            return End(0, "run test is over")
         if not self.is_ready:
             return None
         if isinstance(self.told[-1] if self.told else None, RoundDone):
@@ -418,6 +421,12 @@ def test_an_order_to_end_ends_the_ranks(make_scene: MakeScene) -> None:
     scene.once(lambda: scene.leader.orders.append(End(3, "rank 0 failed too often")) is None)
     assert scene.run() == End(3, "rank 0 failed too often")
     assert scene.leader.told == []
+
+
+def test_a_host_that_comes_when_the_run_is_over_ends_well(make_scene: MakeScene) -> None:
+    scene = make_scene({}, is_over=True)
+    assert scene.run() == End(0, "run test is over")
+    assert scene.processes.starts == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])

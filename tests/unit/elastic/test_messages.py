@@ -12,6 +12,7 @@ from lightning_dist.elastic.leading import messages
 from lightning_dist.elastic.leading.messages import Hello, Status
 from lightning_dist.elastic.policy import events
 from lightning_dist.elastic.policy.events import Cause, Event
+from lightning_dist.elastic.policy.sizes import Sizes
 from lightning_dist.elastic.rounds import Round, Seat
 from lightning_dist.elastic.session import End, Stop
 
@@ -27,6 +28,7 @@ EVENTS: list[Event] = [
     events.Progress("a", 3, 11, (0.5, 0.25)),
     events.RoundDone("a", 3),
     events.OptionsTold(ElasticConfig(mode="degrade", rejoin_s=3.0)),
+    events.SizesTold(Sizes(4, 2, alike=True, asked="parallel=tensor")),
     events.EndAsked("SIGINT"),
     events.Tick(),
 ]

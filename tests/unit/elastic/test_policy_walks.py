@@ -23,12 +23,14 @@ from lightning_dist.elastic.policy.events import (
     HostUnhealthy,
     RoundDone,
     RoundStopped,
+    SizesTold,
     Snapshot,
     Tick,
     WorkerFailed,
 )
 from lightning_dist.elastic.policy.machine import Policy
 from lightning_dist.elastic.policy.situation import Presence, State, Waits
+from lightning_dist.elastic.policy.sizes import Sizes
 from tests.unit.elastic.fleet import Fleet
 
 WAITS = Waits()
@@ -44,6 +46,7 @@ OPTIONS = st.builds(
     start_s=st.just(100.0),
     save_s=st.just(100.0),
 )
+FITTING = st.sampled_from([Sizes(), Sizes(), Sizes(multiple=4), Sizes(multiple=3)])  # of hosts with two ranks each
 SIZES = st.tuples(st.integers(1, 3), st.integers(0, 2)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
@@ -95,9 +98,9 @@ SAID = st.builds(
 class Observer:
     """Keeps its own books of what was said, and holds each order against them."""
 
-    def __init__(self, options: ElasticConfig, sizes: tuple[int, int]) -> None:
+    def __init__(self, options: ElasticConfig, sizes: tuple[int, int], fitting: Sizes) -> None:
         self.policy = Policy(options, min_hosts=sizes[0], max_hosts=sizes[1], host="a", waits=WAITS)
-        self.options, self.sizes = options, sizes
+        self.options, self.sizes, self.fitting = options, sizes, fitting
         self.now_s = 0.0
         self.ready: set[str] = set()
         self.leaving: set[str] = set()
@@ -110,6 +113,7 @@ class Observer:
         self.restarts_s: list[float] = []
         self.ends: list[EndRun] = []
         self.states: set[State] = set()
+        self.hear(SizesTold(fitting))
 
     def hear(self, event: Event) -> None:
         self._book(event)
@@ -158,6 +162,7 @@ class Observer:
         assert action.number == len(self.rounds) + 1
         assert len(hosts) == len(action.hosts)
         assert self.sizes[0] <= len(hosts) <= self.sizes[1]
+        assert self.fitting.fit([2] * len(hosts))
         assert hosts <= self.ready - self.leaving - self.aside
         was_late = self.stopped_s is not None and self.now_s - self.stopped_s >= WAITS.stop_s
         assert not self.running or was_late, "two rounds at once"
@@ -180,8 +185,8 @@ class Observer:
         self.stopped_s = None
 
 
-def walk(options: ElasticConfig, sizes: tuple[int, int], saids: list[Said]) -> Observer:
-    observer = Observer(options, sizes)
+def walk(options: ElasticConfig, sizes: tuple[int, int], fitting: Sizes, saids: list[Said]) -> Observer:
+    observer = Observer(options, sizes, fitting)
     for said in saids:
         observer.now_s += said.after_s
         for event in said.events(len(observer.rounds), observer.policy.situation.members):
@@ -196,10 +201,12 @@ def come_to_rest(observer: Observer) -> None:
         observer.hear(Tick())
 
 
-@given(options=OPTIONS, sizes=SIZES, saids=st.lists(SAID, max_size=60))
+@given(options=OPTIONS, sizes=SIZES, fitting=FITTING, saids=st.lists(SAID, max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_some_things_never_happen(options: ElasticConfig, sizes: tuple[int, int], saids: list[Said]) -> None:
-    observer = walk(options, sizes, saids)
+def test_some_things_never_happen(
+    options: ElasticConfig, sizes: tuple[int, int], fitting: Sizes, saids: list[Said]
+) -> None:
+    observer = walk(options, sizes, fitting, saids)
     come_to_rest(observer)
     assert observer.policy.situation.state in (State.RUNNING, State.ENDED)
 
@@ -227,7 +234,8 @@ def drawn_walk(seed: int) -> Observer:
         )
         for kind in kinds
     ]  # fmt: skip
-    return walk(options, (low, low + draw.randint(0, 2)), saids)
+    sizes = (low, low + draw.randint(0, 2))
+    return walk(options, sizes, Sizes(multiple=draw.choice([1, 1, 1, 4])), saids)
 
 
 def test_long_walks_reach_all_states_and_kinds_of_rounds() -> None:
