@@ -42,7 +42,7 @@ def test_history_tells_what_slipped_since_when(history: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "step slipped by" in said
     assert f"since {(TODAY - timedelta(days=5)).isoformat()} (run run6" in said
-    assert "1 runs of other configurations" in said
+    assert "1 run of other configurations" in said
     assert "samples_per_s slipped by" in said
 
 
@@ -94,11 +94,11 @@ def test_a_configuration_is_named_by_the_beginning_of_its_hash(
 def test_few_runs_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(tmp_path, summarise(made_run([1.0] * 5)))
     assert main(["history", "--history", str(tmp_path), "--config", "c"]) == 0
-    assert "1 runs are alike; from 8 on" in capsys.readouterr().out
+    assert "1 run alike; from 8 on" in capsys.readouterr().out
 
 
 def test_compare_by_id_and_by_folder(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = made_run(steps(1.5, "b"), run_id="here", options={"sync.wire_dtype": "bf16"})
+    record = made_run(steps(1.5, "b"), run_id="here", options={"sync.codec": "bf16"})
     folder = tmp_path / "outputs" / "monitor"
     write_facts(folder, record.facts)
     for rank in record.ranks.values():
@@ -108,7 +108,7 @@ def test_compare_by_id_and_by_folder(history: Path, tmp_path: Path, capsys: pyte
         writer.close()
     assert main(["compare", "run1", str(tmp_path / "outputs"), "--history", str(history)]) == 0
     said = capsys.readouterr().out
-    assert "sync.wire_dtype" in said
+    assert "sync.codec" in said
     step = next(line for line in said.splitlines() if "│ step " in line)
     assert "worse" in step
     assert "+4" in step or "+5" in step
