@@ -130,6 +130,7 @@ class Node:
         if kind == "round":
             value = messages.round_from_json(message["round"])
             self._state.began(value)
+            self._seeker.unfence()
             self._inbox.put_round(value)
         elif kind == "memory":
             self._state.memory = dict(message["memory"])
@@ -192,15 +193,16 @@ class Node:
         parting = leader.parting
         if parting is None:  # the run has ended
             return
-        self._setup.say(f"host {state.host} leads no more: {parting.reason}")
+        refusal = parting.refusal
+        is_news = refusal is None or refusal.is_void or self._seeker.fence(parting.reason)
+        if is_news:
+            self._setup.say(f"host {state.host} leads no more: {parting.reason}")
         for heard in (leader.round, parting.newer):
             if heard is not None and (state.round is None or heard.number > state.round.number):
                 state.heard_of(heard)
-        if parting.refusal is not None and parting.refusal.is_void:
+        if refusal is not None and refusal.is_void:
             last = state.round or Round(0, (), leader.duties.run)
-            state.heard_of(replace(last, number=parting.refusal.number), has_stopped=True)
-        elif parting.refusal is not None:
-            self._seeker.fenced = parting.reason
+            state.heard_of(replace(last, number=refusal.number), has_stopped=True)
 
     # -- the own endpoint ---------------------------------------------------------------------------------------------
 

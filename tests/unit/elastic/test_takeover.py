@@ -215,6 +215,33 @@ def test_a_round_that_was_claimed_by_a_leader_that_died_before_it_began_is_passe
         assert in_round([b], step=3).number == 3
 
 
+def test_a_run_all_of_whose_agents_were_killed_goes_on_with_the_same_fence_once_all_are_back(tmp_path: Path) -> None:
+    waits = Waits(join_s=0.1, fence_s=0.1)
+    with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path, waits=waits) as party:
+        a, b = party.begun("ab")
+        a.kill()
+        b.stop()
+        assert in_round([b], step=3).number == 2  # which b has claimed
+        b.kill()
+        a = party.agent("a")
+        a.ready()
+        until(lambda: a.said, "a meets the claim of b")
+        assert a.said[0].startswith("host a leads no more: round 2 of run named is claimed by host b already")
+        assert a.session.next_round(1.0) is None  # b may train
+        assert len(a.said) == 1
+        b = party.agent("b")
+        b.ready()
+        value = a.next()
+        assert value.number == 3
+        if len(value.seats) == 1:  # a was at it before b had said that it is ready
+            a.step(value)
+            a.session.tell(Snapshot(value.number, 4))
+            a.stop()
+            value = a.next()
+        assert b.next() == value
+        assert len(value.seats) == 2
+
+
 def test_a_round_that_a_host_elsewhere_has_claimed_is_not_started_and_the_run_ends_here(tmp_path: Path) -> None:
     with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path, seek_s=0.5) as party:
         a, b = party.begun("ab")
