@@ -131,11 +131,11 @@ def test_a_slow_host_is_reported_once_and_stays() -> None:
             b.session.tell(Progress("b", 1, step, (0.5, 0.5)))
             return a.said
 
-        until(said, "that b is slow")
+        until(lambda: any("slow" in text for text in said()), "that b is slow")
         for agent in agents:
             agent.session.tell(RoundDone(agent.host, 1))
         assert a.end().exit_code == 0
-        assert [text.partition(":")[0] for text in a.said] == ["host b is slow"]
+        assert [text.partition(":")[0] for text in a.said if "slow" in text] == ["host b is slow"]
 
 
 def test_an_agent_with_another_secret_is_told_so_and_nobody_else_is_troubled() -> None:
@@ -213,8 +213,7 @@ def test_a_host_that_is_not_fit_leaves_once_somebody_has_heard_why() -> None:
         a = party.agent("a")
         assert b.session.told(DEADLINE_S)
         b.session.leave("it is not fit")
-        until(lambda: a.said, "a was told")
-        assert a.said[0] == "host b is not fit to train: disk: /runs cannot be written"
+        until(lambda: "host b is not fit to train: disk: /runs cannot be written" in a.said, "a says so")
 
 
 def test_a_name_that_another_agent_has_and_a_run_of_another_name_are_refused() -> None:

@@ -225,10 +225,10 @@ def test_a_run_all_of_whose_agents_were_killed_goes_on_with_the_same_fence_once_
         b.kill()
         a = party.agent("a")
         a.ready()
-        until(lambda: a.said, "a meets the claim of b")
-        assert a.said[0].startswith("host a leads no more: round 2 of run named is claimed by host b already")
+        met = "host a leads no more: round 2 of run named is claimed by host b already"
+        until(lambda: any(text.startswith(met) for text in a.said), "a meets the claim of b")
         assert a.session.next_round(1.0) is None  # b may train
-        assert len(a.said) == 1
+        assert [text.startswith(met) for text in a.said].count(True) == 1
         b = party.agent("b")
         b.ready()
         value = a.next()
