@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_dist.elastic.policy.events import Cause
 
+_FIRST = "memory.oom_control"  # of control groups of version 1
 _WORDS = 2000  # letters of an error that are told
 _CONSEQUENCES = ("PeerLostError", "CollectiveTimeoutError", "Connection closed by peer", "Connection reset by peer")
 
@@ -60,7 +61,8 @@ class MemoryKills:
     """Counts the processes that the kernel has killed for want of memory, before it kills them.
 
     Args:
-        counters: Files with a line ``oom_kill N``; ``None``: those that count the ranks of this process.
+        counters: Files with a line ``oom_kill N``; ``None``: the one that counts the ranks of this process, and nobody
+            else's. Control groups of version 1 count only themselves: those right below are looked at as well.
     """
 
     def __init__(self, counters: Sequence[Path] | None = None) -> None:
@@ -69,17 +71,21 @@ class MemoryKills:
 
     def forget(self) -> None:
         """Those so far killed nobody who is asked for from now on."""
-        self._seen = {path: _count(path) for path in self._counters}
+        self._seen = self._count()
 
     def take(self) -> bool:
         """Whether there was one that was not asked for yet."""
-        grown = [path for path in self._counters if _count(path) > self._seen[path]]
-        for path in grown:
-            self._seen[path] += 1
-        return bool(grown)
+        now = self._count()
+        is_new = now > self._seen
+        self._seen = self._seen + 1 if is_new else now  # a group that is removed takes its count with it
+        return is_new
+
+    def _count(self) -> int:
+        below = [each for path in self._counters if path.name == _FIRST for each in path.parent.glob(f"*/{_FIRST}")]
+        return sum(map(_kills, [*self._counters, *below]))
 
 
-def _count(path: Path) -> int:
+def _kills(path: Path) -> int:
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -88,26 +94,19 @@ def _count(path: Path) -> int:
 
 
 def _counters_of_this_process() -> list[Path]:
-    """Of the control group it is in. Version 2 counts the groups below as well; version 1 does not, so there, and where
-    there are no groups, the machine's counter is looked at, too. In a container the root may be its own group.
-    """
+    """Of its control group, version 2 then 1; in a container the root may be that. Without groups, the machine's."""
     root = Path("/sys/fs/cgroup")
     try:
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
         groups = []
-    second, first = [], []
-    for _, controllers, path in groups:
-        folder = path.strip("/")
+    tried: list[Path] = []
+    for _, controllers, group in sorted(groups, key=lambda parts: parts[1] != ""):
         if not controllers:
-            second += [root / folder / "memory.events", root / "memory.events"]
+            tried += [root / group.strip("/") / "memory.events", root / "memory.events"]
         elif "memory" in controllers.split(","):
-            first += [root / "memory" / folder / "memory.oom_control", root / "memory" / "memory.oom_control"]
-    for paths, more in ((second, []), (first, [Path("/proc/vmstat")])):
-        found = next((path for path in paths if path.exists()), None)
-        if found is not None:
-            return [found, *more]
-    return [Path("/proc/vmstat")]
+            tried += [root / "memory" / group.strip("/") / _FIRST, root / "memory" / _FIRST]
+    return [next((path for path in tried if path.exists()), Path("/proc/vmstat"))]
 
 
 def _signal_name(number: int) -> str:

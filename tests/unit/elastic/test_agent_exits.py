@@ -96,9 +96,10 @@ def test_a_rank_that_the_kernel_has_killed_in_a_group_of_its_own_is_found(tmp_pa
             pytest.skip(str(refusal))
         try:
             process.communicate(b"\n", timeout=60)
+            found = ended(process.returncode, tmp_path / "words", short=kills.take)
         finally:
             process.kill()
             process.wait()
             group.remove()
-    found = ended(process.returncode, tmp_path / "words", short=kills.take)
     assert found.cause is Cause.OUT_OF_MEMORY
+    assert not kills.take()  # and what is gone with its group does no harm
