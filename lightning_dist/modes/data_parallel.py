@@ -96,7 +96,9 @@ class DataParallelMode(Mode):
     @property
     def needs_rewrap(self) -> bool:
         """The reducer has buckets for what wanted gradients when it was made."""
-        return self._wrapped is not None and not self._wrapped.is_current
+        if self._wrapped is None:
+            return self._tables is not None and has_parameters_for_reducer(self.module)
+        return not self._wrapped.is_current
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """Prepare the reducer, which under manual optimization does not see the forward's end."""
