@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lightning_dist.config.parallel import ParallelConfig
 from lightning_dist.config.resolve import from_mapping
 from lightning_dist.elastic.agent_folder import tell_sizes, told_sizes
+from lightning_dist.elastic.policy.actions import Say
 from lightning_dist.elastic.policy.events import Cause, HostReady, SizesTold
 from lightning_dist.elastic.policy.situation import State
 from lightning_dist.elastic.policy.sizes import Sizes, sizes_of
@@ -86,6 +87,9 @@ def test_a_lost_host_is_waited_for_where_the_others_do_not_fit() -> None:
     fleet.tell(SizesTold(FOURS))
     fleet.lose("b")
     assert fleet.state is State.WAITING
+    fleet.wait(1)
+    (said,) = fleet.said(Say)
+    assert "would fit. Other hosts are waited for, 60 s at most" in said.text
     fleet.come("b")
     assert (fleet.number, fleet.members) == (2, ("a", "b"))
 
