@@ -105,8 +105,8 @@ def without_effect(
     ]
     if not sync.error_feedback and (sync.codec in ("onebit", "topk") or (sync.codec, sync.rounding) == _BIASED):
         said.append(
-            f"sync.error_feedback=false with sync.codec={sync.codec}: what it loses of a gradient is lost for good, and "
-            "always to the same side, so that training may end elsewhere; write sync.error_feedback=true"
+            f"sync.error_feedback=false with sync.codec={sync.codec}: what it loses of a gradient is lost for good, "
+            "always to the same side, and training may end elsewhere; write sync.error_feedback=true"
         )
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(
