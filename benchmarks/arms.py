@@ -131,7 +131,7 @@ def hierdist(context: RankContext, load: Load, sync: dict[str, Any] | None = Non
 
 def hierdist_bf16(context: RankContext, load: Load) -> Measured:
     """``HierDistStrategy(sync="bf16")``."""
-    return hierdist(context, load, {"wire_dtype": "bf16"})
+    return hierdist(context, load, {"codec": "bf16"})
 
 
 def hierdist_sockets(context: RankContext, load: Load) -> Measured:

@@ -91,11 +91,15 @@ def without_effect(
             "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "
             "own; write topology=auto, or sync=flat to say what is meant"
         )
-    elif num_hosts == 1 and sync.wire_dtype != "same":
+    elif num_hosts == 1 and sync.codec != "same":
         said.append(
-            f"sync.wire_dtype={sync.wire_dtype} has no effect on one host: nothing crosses between hosts; "
-            "write sync=hierarchical"
+            f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
+    said += [
+        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={only}"
+        for name, only in (("rounding", "int8"), ("ratio", "topk"))
+        if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec != only
+    ]
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(
             f"topology.switches has no effect with topology.tiers={topology.tiers}; "

@@ -23,7 +23,7 @@ class GroupMaker:
         self._sync = sync
         flat = sync.algorithm == "flat"
         self._cluster = run.cluster.flattened() if flat else run.cluster
-        self._codec = codec_of(sync.wire_dtype) if run.cluster.num_hosts > 1 else None
+        self._codec = codec_of(sync) if run.cluster.num_hosts > 1 else None
 
     def make(self, parts: Sequence[Sequence[int]], label: str) -> RankGroup:
         """This rank's group among ``parts``."""

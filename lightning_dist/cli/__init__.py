@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from lightning_dist.cli.ab import AB
 from lightning_dist.cli.chaos import CHAOS
 from lightning_dist.cli.checkpoint import CHECKPOINT
 from lightning_dist.cli.command import Command
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Command] = {
     "data": DATA,
     "compare": COMPARE,
     "history": HISTORY,
+    "ab": AB,
     "doctor": DOCTOR,
     "chaos": CHAOS,
     "launch": LAUNCH,

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.codecs import CastCodec
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.legs import Chunk, NamedStep, keep_for_current_stream, parts_of, sum_in_order
+from lightning_dist.comm.legs import Chunk, NamedStep, parts_of, sum_in_order
 from lightning_dist.errors import CollectiveTimeoutError
 
 
@@ -190,97 +189,3 @@ class AllReduceLeg:
         part = chunk.top
         if part is not None and chunk.scale is not None and not chunk.scale_first:
             part.mul_(chunk.scale)
-
-
-class EncodedLeg:
-    """The top leg with a codec: parts cross encoded, are summed decoded in fp32, and cross back encoded.
-
-    Each owner first receives its sub-part from all others and sums it (exact but for the encoding of what it received),
-    rounds the sum once, then sends it to all others. Every owner, the summing one too, takes the rounded sum, so that
-    the result is the same on all ranks to the bit. The two halves are steps of two lanes with a group each.
-
-    Args:
-        collectives: The seam.
-        scatter_group: The owners of this rank's part, for the first half; ``None`` if it owns none.
-        gather_group: The same ranks, for the second half.
-        codec: How values are encoded.
-        is_only: Whether there is no inner leg, so that this leg scales also what must be scaled first.
-    """
-
-    def __init__(
-        self,
-        *,
-        collectives: Collectives,
-        scatter_group: RankGroup | None,
-        gather_group: RankGroup | None,
-        codec: CastCodec,
-        is_only: bool,
-    ) -> None:
-        self._collectives = collectives
-        self._scatter_group = scatter_group
-        self._gather_group = gather_group
-        self._codec = codec
-        self._is_only = is_only
-
-    @property
-    def up(self) -> Sequence[NamedStep]:
-        """See :class:`Leg`."""
-        return (NamedStep("cross", self._scatter), NamedStep("cross_gather", self._gather))
-
-    @property
-    def down(self) -> Sequence[NamedStep]:
-        """See :class:`Leg`."""
-        return ()
-
-    @property
-    def description(self) -> str:
-        """See :class:`Leg`."""
-        size = self._scatter_group.size if self._scatter_group else "the owning"
-        return f"all-reduce among {size} ranks as {self._codec.name}"
-
-    def abort(self, reason: str) -> None:
-        """See :class:`Leg`. The backend's own deadline frees its waits."""
-
-    def close(self) -> None:
-        """See :class:`Leg`."""
-
-    def _scatter(self, chunk: Chunk) -> None:
-        part, group = chunk.top, self._scatter_group
-        if part is None or group is None:
-            return
-        pieces = parts_of(part, group.size)
-        own = pieces[group.index]
-        encoded = torch.empty(part.numel(), dtype=self._wire(part), device=part.device)
-        if self._wire(part) == part.dtype:
-            encoded.copy_(part)
-        else:
-            self._codec.encode(part, encoded)
-        received = {i: torch.empty(own.numel(), dtype=encoded.dtype, device=own.device) for i in _others(group)}
-        sends = [(i, piece) for i, piece in enumerate(parts_of(encoded, group.size)) if i != group.index]
-        pending = self._collectives.start_exchange(sends, list(received.items()), group, "reduce_scatter")
-        pending.wait(leg="cross", **chunk.attributes)
-        total = torch.empty_like(own, dtype=torch.float32 if own.dtype.is_floating_point else own.dtype)
-        scale = chunk.scale if self._is_only or not chunk.scale_first else None
-        sum_in_order([own, *received.values()], total, maximum=chunk.maximum, scale=scale)
-        parts_of(encoded, group.size)[group.index].copy_(total)
-        chunk.encoded = encoded
-
-    def _gather(self, chunk: Chunk) -> None:
-        part, group, encoded = chunk.top, self._gather_group, chunk.encoded
-        if part is None or group is None or encoded is None:
-            return
-        pieces = parts_of(encoded, group.size)
-        sends = [(i, pieces[group.index]) for i in _others(group)]
-        receives = [(i, pieces[i]) for i in _others(group)]
-        pending = self._collectives.start_exchange(sends, receives, group, "all_gather")
-        pending.wait(leg="cross", **chunk.attributes)
-        part.copy_(encoded)
-        keep_for_current_stream(encoded)
-        chunk.encoded = None
-
-    def _wire(self, part: torch.Tensor) -> torch.dtype:
-        return self._codec.wire_dtype if self._codec.applies_to(part.dtype) else part.dtype
-
-
-def _others(group: RankGroup) -> list[int]:
-    return [i for i in range(group.size) if i != group.index]

@@ -10,7 +10,7 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.codecs import CastCodec
+from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import make_leg_group
 from lightning_dist.comm.hop_links import GroupLink, HopLink, MemoryLink, slot_bytes_for, window_bytes
@@ -79,7 +79,7 @@ class LaneOpening:
     store: dist.Store
     timeout_s: float
     chunk_bytes: int
-    codec: CastCodec | None
+    codec: Codec | None
     shares_memory: bool
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from lightning_dist.comm.codecs import CastCodec
+from lightning_dist.comm.codecs import Codec
+from lightning_dist.comm.codecs.codec import store
+from lightning_dist.comm.codecs.dither import seed_of
 from lightning_dist.comm.hop_links import HopLink
 from lightning_dist.comm.legs import sum_in_order
 from lightning_dist.comm.segments import Segments
@@ -17,26 +19,9 @@ HopMove = Callable[[Segments, Hop, HopLink], None]
 
 def sum_up(segments: Segments, hop: Hop, link: HopLink) -> None:
     """Out: each member gets the segments it owns from all others, and sums."""
-    _sum(segments, hop, link, segments.of(hop.owned_by(hop.index)))
-
-
-def sum_encoded(codec: CastCodec) -> HopMove:
-    """:func:`sum_up`, what is sent being encoded; own values enter the sum as they are."""
-
-    def move(segments: Segments, hop: Hop, link: HopLink) -> None:
-        own = segments.of(hop.owned_by(hop.index))
-        if codec.applies_to(segments.rows.dtype):
-            encoded = torch.empty_like(segments.rows, dtype=codec.wire_dtype)
-            codec.encode(segments.rows, encoded)
-            segments.rows = encoded
-        _sum(segments, hop, link, own)
-
-    return move
-
-
-def _sum(segments: Segments, hop: Hop, link: HopLink, own: torch.Tensor) -> None:
     others = _others(hop)
     owned = hop.owned_by(hop.index)
+    own = segments.of(owned)
     gives = {m: hop.owned_by(m) for m in others}
     takes = dict.fromkeys(others, owned)
     with link.exchanged(segments, gives, takes, operation="reduce_scatter") as received:
@@ -45,6 +30,36 @@ def _sum(segments: Segments, hop: Hop, link: HopLink, own: torch.Tensor) -> None
             terms = [own if m == hop.index else received[m] for m in range(len(hop.group))]
             sum_in_order(terms, total, maximum=own.dtype is torch.bool)
     segments.hold([(owned, total)])
+
+
+def sum_encoded(codec: Codec) -> HopMove:
+    """:func:`sum_up`, what is sent being encoded; own values enter the sum, which is taken in fp32, as they are."""
+
+    def move(segments: Segments, hop: Hop, link: HopLink) -> None:
+        if not codec.applies_to(segments.rows.dtype):
+            sum_up(segments, hop, link)
+            return
+        others, owned = _others(hop), hop.owned_by(hop.index)
+        own, columns = segments.of(owned), segments.rows.shape[1]
+        gives = {m: hop.owned_by(m) for m in others}
+        outgoing = _encoded(codec, segments, tuple(sorted(d for given in gives.values() for d in given)), hop)
+        with link.exchanged(outgoing, gives, dict.fromkeys(others, owned), operation="reduce_scatter") as received:
+            total = segments.room_for(owned, own.dtype)
+            if owned:
+                terms = {m: codec.decode(rows, columns) for m, rows in received.items()} | {hop.index: own.float()}
+                exact = torch.empty_like(total, dtype=torch.float32)
+                sum_in_order([terms[m] for m in range(len(hop.group))], exact)
+                store(exact, total)
+        segments.hold([(owned, total)])
+
+    return move
+
+
+def _encoded(codec: Codec, segments: Segments, destinations: tuple[int, ...], hop: Hop) -> Segments:
+    """Rows for others, as bytes."""
+    seed = seed_of(segments.sequence, hop.index)
+    encoded = codec.encode(segments.of(destinations).float(), seed=seed)
+    return Segments(destinations, encoded, segments.attributes, segments.tag)
 
 
 def hand_in(segments: Segments, hop: Hop, link: HopLink) -> None:

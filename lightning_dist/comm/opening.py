@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from lightning_dist.comm.codecs import codec_of
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.group_legs import AllReduceLeg, EncodedLeg, ProcessGroupLeg
+from lightning_dist.comm.encoded_leg import EncodedLeg
+from lightning_dist.comm.group_legs import AllReduceLeg, ProcessGroupLeg
 from lightning_dist.comm.groups import make_leg_group
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.host_leg import SharedMemoryLeg
@@ -61,7 +62,7 @@ def open_all_reduce(
         purpose: What it is for; keeps its keys and group names apart from others'.
     """
     if cluster.num_hosts == 1:
-        config = dataclasses.replace(config, wire_dtype="same")  # nothing crosses between hosts, also not when flat
+        config = dataclasses.replace(config, codec="same")  # nothing crosses between hosts, also not when flat
     hierarchy = hierarchy_of(cluster if config.algorithm == "hierarchical" else cluster.flattened())
     slot_bytes = -(-config.chunk_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
     opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes)
@@ -74,7 +75,7 @@ def open_all_reduce(
     if top is not None:
         legs.append(_open_top_leg(top, not inner, opening, groups))
     # A flat all-reduce over Gloo or NCCL pipelines by itself; cutting it into chunks only adds latency.
-    chunk_bytes = config.chunk_bytes if inner or config.wire_dtype != "same" else 1 << 62
+    chunk_bytes = config.chunk_bytes if inner or config.codec != "same" else 1 << 62
     keys = dist.PrefixStore(f"hierdist/{purpose}/signatures/", store)
     return HierarchicalAllReduce(
         legs,
@@ -205,7 +206,7 @@ def _open_shared_leg(
 
 
 def _open_top_leg(plan: LegPlan, is_only: bool, opening: _Opening, groups: list[RankGroup]) -> Leg:
-    codec = codec_of(opening.config.wire_dtype) if plan.tier is not Tier.HOST else None
+    codec = codec_of(opening.config) if plan.tier is not Tier.HOST else None
     if codec is None:
         return AllReduceLeg(
             collectives=opening.collectives,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from lightning_dist.comm.codecs import CastCodec
+from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.hop_lanes import HopLane, LaneOpening, open_hop_lanes
@@ -56,7 +56,7 @@ class HierarchicalScatter:
         timeout_s: float,
         chunk_bytes: int,
         parts: Sequence[Sequence[int]] | None = None,
-        codec: CastCodec | None = None,
+        codec: Codec | None = None,
         shares_memory: bool = True,
     ) -> None:
         self._device = device
@@ -78,6 +78,7 @@ class HierarchicalScatter:
         self._members = self._lanes.members
         self._index = self._members.index(collectives.rank)
         self._size = len(self._members)
+        self._sequence = 0
         self._scatter_pipeline = self._pipeline(self._lanes.scatter)
         self._gather_pipeline = self._pipeline(self._lanes.gather)
         self._signatures = {
@@ -136,6 +137,8 @@ class HierarchicalScatter:
         scale_first = scale is not None and output.dtype is torch.float16
         future, tag = self._agreed("reduce_scatter", asked), tag_of(asked)
         columns = self._columns(rows)
+        self._sequence += 1
+        sequence = self._sequence
 
         def start(piece: slice) -> Segments:
             keep_for_current_stream(rows)
@@ -143,7 +146,8 @@ class HierarchicalScatter:
             if scale is not None and scale_first:
                 chunk = chunk * scale
             attributes = {"chunk": piece.start // columns}
-            return Segments(tuple(range(self._size)), chunk, attributes, tag, target[:, piece], (self._index,))
+            everyone = tuple(range(self._size))
+            return Segments(everyone, chunk, attributes, tag, target[:, piece], (self._index,), sequence)
 
         def finish(segments: Segments) -> None:
             keep_for_current_stream(segments.rows)

@@ -19,6 +19,7 @@ class Segments:
         tag: Only segments of one tag meet, where the way looks at it (Gloo and shared memory do).
         goal: [len(final), columns]: where the rows of ``final`` are wanted in the end.
         final: The destinations of ``goal``, ascending.
+        sequence: Number of the operation, counted alike on all ranks.
     """
 
     destinations: tuple[int, ...]
@@ -27,6 +28,7 @@ class Segments:
     tag: int = 0
     goal: torch.Tensor | None = None
     final: tuple[int, ...] = ()
+    sequence: int = 0
 
     def of(self, destinations: Sequence[int]) -> torch.Tensor:
         """[len(destinations), columns]: some rows, as they lie where they lie evenly, else copied."""

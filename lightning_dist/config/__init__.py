@@ -32,13 +32,21 @@ from lightning_dist.config.pipeline import (
 from lightning_dist.config.recompute import RECOMPUTE_MODES, RECOMPUTE_PRESETS, RecomputeConfig
 from lightning_dist.config.resolve import from_mapping, resolve, resolve_options
 from lightning_dist.config.sparse import SparseConfig
-from lightning_dist.config.sync import SHARED_MEMORY_CHOICES, SYNC_ALGORITHMS, SYNC_PRESETS, WIRE_DTYPES, SyncConfig
+from lightning_dist.config.sync import (
+    CODECS,
+    ROUNDINGS,
+    SHARED_MEMORY_CHOICES,
+    SYNC_ALGORITHMS,
+    SYNC_PRESETS,
+    SyncConfig,
+)
 from lightning_dist.config.topology import TIER_CHOICES, TOPOLOGY_PRESETS, ProbeConfig, TopologyConfig
 
 __all__ = [
     "BATCHES",
     "BYTE_UNITS",
     "CHECKPOINT_PRESETS",
+    "CODECS",
     "CheckpointConfig",
     "DataConfig",
     "ELASTIC_PRESETS",
@@ -60,6 +68,7 @@ __all__ = [
     "RATES",
     "READERS",
     "RECOMPUTE_MODES",
+    "ROUNDINGS",
     "RECOMPUTE_PRESETS",
     "RecomputeConfig",
     "SECONDARY_SHARDS",
@@ -80,7 +89,6 @@ __all__ = [
     "TopologyConfig",
     "UNEVEN_INPUTS",
     "WHEN_BUSY",
-    "WIRE_DTYPES",
     "from_mapping",
     "parse_bytes",
     "resolve",

@@ -8,7 +8,8 @@ from lightning_dist.config.checks import MIB, check_choice, check_range
 from lightning_dist.config.sparse import SparseConfig
 
 SYNC_ALGORITHMS = ("flat", "hierarchical")
-WIRE_DTYPES = ("same", "bf16")
+CODECS = ("same", "bf16", "int8", "onebit", "topk")
+ROUNDINGS = ("nearest", "stochastic")
 SHARED_MEMORY_CHOICES = ("auto", "off")
 
 
@@ -19,8 +20,12 @@ class SyncConfig:
     Attributes:
         algorithm: ``flat`` (one all-reduce over the world) or ``hierarchical`` (reduce in the host, all-reduce
             across hosts, gather in the host).
-        wire_dtype: What crosses between hosts: ``same`` as the gradient, or ``bf16``. Legs inside a host are exact;
-            with ``flat`` there are none, and values are rounded between all ranks of several hosts.
+        codec: What crosses between hosts: ``same`` as the gradient, ``bf16`` (2 bytes a value), ``int8`` (1 byte, in
+            steps of the largest of 256 values), ``onebit`` (signs and the mean magnitude of 256 values) or ``topk``
+            (the largest values only). Legs inside a host are exact; with ``flat`` there are none, and values are
+            encoded between all ranks of several hosts.
+        rounding: Of ``int8``: to the ``nearest`` step, or ``stochastic``, which is right on average.
+        ratio: Of ``topk``: the share of values that go, in (0, 0.5).
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
         chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
             overlap.
@@ -32,7 +37,9 @@ class SyncConfig:
     """
 
     algorithm: str = "hierarchical"
-    wire_dtype: str = "same"
+    codec: str = "same"
+    rounding: str = "nearest"
+    ratio: float = 0.01
     bucket_bytes: int = 8 * MIB
     chunk_bytes: int = 2 * MIB
     max_in_flight: int = 4
@@ -42,7 +49,9 @@ class SyncConfig:
 
     def __post_init__(self) -> None:
         check_choice("sync.algorithm", self.algorithm, SYNC_ALGORITHMS)
-        check_choice("sync.wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        check_choice("sync.codec", self.codec, CODECS)
+        check_choice("sync.rounding", self.rounding, ROUNDINGS)
+        check_range("sync.ratio", self.ratio, low=1e-6, high=0.499, unit="of all values")
         check_choice("sync.shared_memory", self.shared_memory, SHARED_MEMORY_CHOICES)
         check_range("sync.bucket_bytes", self.bucket_bytes, low=1024, unit="bytes")
         check_range("sync.chunk_bytes", self.chunk_bytes, low=4096, unit="bytes")
@@ -53,5 +62,8 @@ class SyncConfig:
 SYNC_PRESETS: dict[str, SyncConfig] = {
     "flat": SyncConfig(algorithm="flat"),
     "hierarchical": SyncConfig(),
-    "bf16": SyncConfig(wire_dtype="bf16"),
+    "bf16": SyncConfig(codec="bf16"),
+    "int8": SyncConfig(codec="int8"),
+    "onebit": SyncConfig(codec="onebit"),
+    "topk": SyncConfig(codec="topk"),
 }

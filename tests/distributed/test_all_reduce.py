@@ -68,7 +68,7 @@ def test_sum_is_exact_for_any_placement_type_and_shape(ranks: RankPool, name: st
         assert problems == []
 
 
-@pytest.mark.parametrize("sync", [{"algorithm": "flat"}, {"wire_dtype": "bf16"}], ids=["flat", "bf16"])
+@pytest.mark.parametrize("sync", [{"algorithm": "flat"}, {"codec": "bf16"}], ids=["flat", "bf16"])
 @pytest.mark.parametrize("name", ["1", "2", "cyclic", "3+1"])
 def test_other_ways_are_exact_on_small_integers(ranks: RankPool, name: str, sync: dict[str, Any]) -> None:
     for problems in ranks.run(reduce_all, layout=LAYOUTS[name], args=({"chunk_bytes": 4096, **sync}, {})):
@@ -92,7 +92,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "auto": {},
     "sockets": {"shared_memory": "off"},
     "flat": {"algorithm": "flat"},
-    "bf16": {"wire_dtype": "bf16"},
+    "bf16": {"codec": "bf16"},
+    "int8": {"codec": "int8", "rounding": "stochastic"},
+    "onebit": {"codec": "onebit"},
+    "topk": {"codec": "topk", "ratio": 0.25},
 }
 MEANS: dict[str, tuple[str, str, float]] = {
     "float32": ("auto", "float32", 1e-6),
@@ -101,10 +104,14 @@ MEANS: dict[str, tuple[str, str, float]] = {
     "bfloat16": ("auto", "bfloat16", 2**-7),
     "float16": ("auto", "float16", 2**-9),
     "float32-bf16": ("bf16", "float32", 2**-7),
+    "float32-int8": ("int8", "float32", 6 / 127),  # two roundings of less than a step, 3 hosts' sum below 6
+    "bfloat16-int8": ("int8", "bfloat16", 6 / 127 + 2**-7),
+    "float64-onebit": ("onebit", "float64", 8),  # of each value only the sign is kept
+    "float32-topk": ("topk", "float32", 2),  # what is small is not sent
 }
 ALWAYS = {
     "2": ["float32", "float32-sockets", "bfloat16"],
-    "2+2": ["float32-flat", "float16", "float32-bf16"],
+    "2+2": ["float32-flat", "float16", "float32-bf16", "float32-int8", "float32-topk"],
     "3+1": list(MEANS),
     "cyclic": ["float32", "float32-sockets", "float32-bf16"],
     "1+1": ["float32", "float32-flat", "float16"],
@@ -143,7 +150,7 @@ def test_fp16_means_do_not_overflow(ranks: RankPool, name: str, sync: dict[str, 
 
 @pytest.mark.parametrize("algorithm", ["flat", "hierarchical"])
 def test_on_one_host_nothing_is_rounded(ranks: RankPool, algorithm: str) -> None:
-    sync = {"algorithm": algorithm, "wire_dtype": "bf16"}
+    sync = {"algorithm": algorithm, "codec": "bf16"}
     got = ranks.run(mean_of_noise, layout=LAYOUTS["2"], args=(sync, "float32", 1.0))
     expected = sum(noise(rank, "float32", 1.0) for rank in range(2)) / 2
     torch.testing.assert_close(got[0].double(), expected, rtol=1e-6, atol=1e-6)

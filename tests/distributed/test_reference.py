@@ -75,7 +75,7 @@ def test_clipping_is_by_the_mean_gradient(ranks: RankPool, clipping: dict[str, f
 
 def test_bf16_on_the_wire_stays_close(ranks: RankPool) -> None:
     """Each gradient is rounded once to 8 bits of mantissa on its way out and once on its way back."""
-    check(ranks, LAYOUTS["2+2"], {"wire_dtype": "bf16"}, "sgd", accumulation=1, atol=5e-3)
+    check(ranks, LAYOUTS["2+2"], {"codec": "bf16"}, "sgd", accumulation=1, atol=5e-3)
 
 
 def check(

@@ -188,7 +188,7 @@ def test_shards_are_gathered_in_place_and_again(ranks: RankPool, name: str) -> N
 def scatter_encoded(context: RankContext) -> tuple[float, float]:
     """Largest relative errors of a reduce-scatter and a gather with bf16 between hosts."""
     run = open_run(context)
-    scatter = open_scatter(run, codec=codec_of("bf16"))
+    scatter = open_scatter(run, codec=codec_of(SyncConfig(codec="bf16")))
     n = context.world_size
     terms = [torch.randn(n * 500, generator=torch.Generator().manual_seed(r)).abs() + 1 for r in range(n)]
     try:

@@ -75,7 +75,7 @@ def test_a_stopped_rank_that_holds_the_store_is_named(ranks: RankPool) -> None:
 
 @pytest.mark.parametrize(
     ("sync", "kind"),
-    [({"shared_memory": "off"}, "kill"), ({"shared_memory": "off"}, "stop"), ({"wire_dtype": "bf16"}, "kill")],
+    [({"shared_memory": "off"}, "kill"), ({"shared_memory": "off"}, "stop"), ({"codec": "bf16"}, "kill")],
     ids=["sockets-kill", "sockets-stop", "bf16-kill"],
 )
 def test_other_legs_name_the_lost_rank_too(ranks: RankPool, sync: dict[str, object], kind: Kind) -> None:

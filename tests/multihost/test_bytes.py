@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_dist.comm.codecs import codec_of
+from lightning_dist.config import SyncConfig
 from lightning_dist.laws import flat_bytes_per_host, hierarchical_bytes_per_host
 from tests.multihost.traffic import Sent, Traffic, assert_sent, count_sum, values_of
 from tests.support.cluster import NamespaceCluster
@@ -66,8 +68,32 @@ def test_sockets_inside_a_host_leave_the_link_alone(count: Count) -> None:
 
 @pytest.mark.parametrize("name", ["2x2 cyclic", "4x2"])
 def test_bf16_on_the_wire_halves_the_bytes(count: Count, name: str) -> None:
-    sent = count(name, {"chunk_bytes": 1 << 20, "wire_dtype": "bf16"})
+    sent = count(name, {"chunk_bytes": 1 << 20, "codec": "bf16"})
     assert_each_sent(sent, hierarchical_bytes_per_host(SIZE_BYTES, len(LAYOUTS[name])) / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        ("2x2 cyclic", "int8"),
+        ("3+1", "topk"),
+        pytest.param("4x2", "onebit", marks=pytest.mark.sweep),
+        pytest.param("4x2", "int8", marks=pytest.mark.sweep),
+        pytest.param("2x2", "onebit", marks=pytest.mark.sweep),
+    ],
+)
+def test_codecs_send_what_they_claim(
+    make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool], name: str, codec: str
+) -> None:
+    layout = LAYOUTS[name]
+    cluster = make_cluster(len(layout), rate_mbit=400)
+    sync = {"chunk_bytes": 1 << 20, "codec": codec}
+    seen: list[Traffic] = make_pool(cluster, layout).run(count_sum, args=(NUMEL, sync), deadline_s=60)
+    assert all(torch.equal(traffic.result, seen[0].result) for traffic in seen)
+    scheme = codec_of(SyncConfig(codec=codec))
+    assert scheme is not None
+    payload = hierarchical_bytes_per_host(scheme.encoded_bytes(NUMEL), len(layout))
+    assert_each_sent({traffic.host: traffic.sent for traffic in seen}, payload)
 
 
 @pytest.mark.parametrize(("name", "leaving_edges"), [("2x2", 1), ("2x2 cyclic", 2)])

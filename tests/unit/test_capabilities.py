@@ -24,7 +24,9 @@ SWITCHES = {"x": ["a"], "y": ["b"]}
     ("sync", "topology", "num_hosts", "device", "named"),
     [
         ({}, {"tiers": "flat"}, 2, "cpu", "sync.algorithm=hierarchical"),
-        ({"wire_dtype": "bf16"}, {}, 1, "cpu", "sync.wire_dtype=bf16"),
+        ({"codec": "bf16"}, {}, 1, "cpu", "sync.codec=bf16"),
+        ({"codec": "onebit", "rounding": "stochastic"}, {}, 2, "cpu", "sync.rounding"),
+        ({"ratio": 0.1}, {}, 2, "cpu", "sync.ratio"),
         ({}, {"tiers": "two_tier", "switches": SWITCHES}, 2, "cpu", "topology.switches"),
         ({}, {"probe": ProbeConfig(refresh=True)}, 2, "cpu", "topology.probe.refresh"),
         ({"shared_memory": "off"}, {}, 2, "cuda", "sync.shared_memory"),
@@ -49,7 +51,7 @@ def test_a_setting_without_effect_is_named(
     ("sync", "topology", "num_hosts"),
     [
         ({}, {}, 1),
-        ({"wire_dtype": "bf16"}, {}, 2),
+        ({"codec": "bf16"}, {}, 2),
         ({"algorithm": "flat"}, {"tiers": "flat"}, 2),
         ({"shared_memory": "off"}, {}, 2),
         ({}, {"tiers": "three_tier", "switches": SWITCHES}, 2),

@@ -93,7 +93,7 @@ def test_each_kind_has_its_file(group: str, options: tuple[str, ...]) -> None:
 def test_composed_groups_are_what_the_strategy_takes() -> None:
     composed = compose("train", overrides=["sync=bf16", "sync.max_in_flight=3", "topology.probe.enabled=true"])
     sync = config.resolve("sync", composed.sync, SyncConfig, config.SYNC_PRESETS)
-    assert sync == SyncConfig(wire_dtype="bf16", max_in_flight=3)
+    assert sync == SyncConfig(codec="bf16", max_in_flight=3)
     topology = config.resolve("topology", composed.topology, TopologyConfig, config.TOPOLOGY_PRESETS)
     assert topology.probe == config.ProbeConfig(enabled=True)
 
@@ -179,14 +179,17 @@ def _fields(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def test_wrong_option_lists_the_right_ones() -> None:
-    with pytest.raises(MissingConfigException, match=r"Available options in 'sync':\n\tbf16\n\tflat\n\thierarchical"):
+    with pytest.raises(
+        MissingConfigException,
+        match=r"Available options in 'sync':\n\tbf16\n\tflat\n\thierarchical\n\tint8\n\tonebit\n\ttopk",
+    ):
         compose("train", overrides=["sync=hierarchic"])
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("sync.wire_dtype=fp4", "allowed: same, bf16"),
+        ("sync.codec=fp4", "allowed: same, bf16, int8, onebit, topk"),
         ("sync.algorithm=ring", "allowed: flat, hierarchical"),
         ("sync.chunk_bytes=1", "must be at least 4096 bytes"),
         ("topology.tiers=two_tiers", "Did you mean two_tier"),
@@ -286,7 +289,7 @@ def test_plans_are_names_or_mappings() -> None:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("sync.chunk=1", "sync.chunk is unknown; the options of sync are: algorithm, wire_dtype"),
+        ("sync.chunk=1", "sync.chunk is unknown; the options of sync are: algorithm, codec"),
         ("+sync.chunk=1", "the options of sync are"),
         ("topology.probe.enable=1", "the options of topology.probe are: enabled, budget_s"),
         ("model.heads=1", "n_head.*n_hidden"),
@@ -323,7 +326,7 @@ def test_known_names_on_the_command_line_pass() -> None:
 def test_resolve_takes_names_mappings_and_configs() -> None:
     ready = SyncConfig(max_in_flight=4)
     assert config.resolve("sync", ready, SyncConfig, config.SYNC_PRESETS) is ready
-    assert config.resolve("sync", "bf16", SyncConfig, config.SYNC_PRESETS).wire_dtype == "bf16"
+    assert config.resolve("sync", "bf16", SyncConfig, config.SYNC_PRESETS).codec == "bf16"
     assert config.resolve("sync", {"max_in_flight": 4}, SyncConfig, config.SYNC_PRESETS) == ready
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 from lightning_dist.monitor.diagnosis.evidence import SHARDED_MODES, Evidence
 
+_NARROW = ("bf16", "int8", "onebit", "topk")
 _SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")  # Lightning's
 
 
@@ -15,8 +16,9 @@ def shards_optimizer(evidence: Evidence) -> bool:
 
 
 def sends_half(evidence: Evidence) -> bool:
-    """Whether gradients cross between hosts in 16 bits."""
-    if evidence.option("sync.wire_dtype") == "bf16" or "16" in str(evidence.option("ddp.comm_hook")):
+    """Whether gradients cross between hosts in 16 bits or fewer."""
+    codec = evidence.option("sync.codec") or evidence.option("sync.wire_dtype")  # its name in older records
+    if codec in _NARROW or "16" in str(evidence.option("ddp.comm_hook")):
         return True
     return str(evidence.option("trainer.precision")) in ("bf16-true", "16-true", "transformer-engine")
 

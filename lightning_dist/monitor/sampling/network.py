@@ -72,6 +72,11 @@ class NetworkSource:
             Reading("network_received", sum(rate for name, rate in rates.items() if name.startswith("r "))),
         ]
 
+    def sent_bytes(self) -> int:
+        """Bytes sent over all of them since they are there."""
+        found = interface_traffic(content(self._path).decode())
+        return sum(found[name].sent for name in self.interfaces if name in found)
+
     def close(self) -> None:
         """Nothing is held."""
 

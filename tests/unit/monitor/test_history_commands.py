@@ -98,7 +98,7 @@ def test_few_runs_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_compare_by_id_and_by_folder(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = made_run(steps(1.5, "b"), run_id="here", options={"sync.wire_dtype": "bf16"})
+    record = made_run(steps(1.5, "b"), run_id="here", options={"sync.codec": "bf16"})
     folder = tmp_path / "outputs" / "monitor"
     write_facts(folder, record.facts)
     for rank in record.ranks.values():
@@ -108,7 +108,7 @@ def test_compare_by_id_and_by_folder(history: Path, tmp_path: Path, capsys: pyte
         writer.close()
     assert main(["compare", "run1", str(tmp_path / "outputs"), "--history", str(history)]) == 0
     said = capsys.readouterr().out
-    assert "sync.wire_dtype" in said
+    assert "sync.codec" in said
     step = next(line for line in said.splitlines() if "│ step " in line)
     assert "worse" in step
     assert "+4" in step or "+5" in step

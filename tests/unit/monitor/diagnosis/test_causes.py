@@ -286,8 +286,8 @@ _SAVING = Model(checkpoint_every=20, checkpoint_s=0.5)
         (_SAVING, {"checkpoint.mode": "async_sharded"}, {"checkpoint.snapshot": "overlapped"}, "overlapped"),
         (_SAVING, {}, {"checkpoint.mode": "async_sharded"}, "checkpoint=async_sharded"),
         (Model(idle_s=0.028), PIPELINE, {"parallel.pipeline.schedule": "zbv"}, "=zbv"),
-        (Model(communication_s=0.04, resent={"b": 0.08}), {}, {"sync.wire_dtype": "bf16"}, "sync=bf16"),
-        (Model(communication_s=0.06), {}, {"sync.wire_dtype": "bf16"}, "sync=bf16"),
+        (Model(communication_s=0.04, resent={"b": 0.08}), {}, {"sync.codec": "bf16"}, "sync=bf16"),
+        (Model(communication_s=0.06), {}, {"sync.codec": "bf16"}, "sync=bf16"),
     ],
 )
 def test_what_is_done_already_is_no_advice(

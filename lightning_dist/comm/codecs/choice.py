@@ -1,0 +1,28 @@
+"""Which codec a config asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lightning_dist.comm.codecs.cast import CastCodec
+from lightning_dist.comm.codecs.codec import Codec
+from lightning_dist.comm.codecs.int8 import Int8Codec
+from lightning_dist.comm.codecs.onebit import OnebitCodec
+from lightning_dist.comm.codecs.topk import TopkCodec
+from lightning_dist.config import SyncConfig
+from lightning_dist.errors import unknown_option
+
+CODECS: dict[str, Callable[[SyncConfig], Codec | None]] = {
+    "same": lambda sync: None,
+    "bf16": lambda sync: CastCodec(),
+    "int8": lambda sync: Int8Codec(sync.rounding),
+    "onebit": lambda sync: OnebitCodec(),
+    "topk": lambda sync: TopkCodec(sync.ratio),
+}
+
+
+def codec_of(sync: SyncConfig) -> Codec | None:
+    """What crosses between hosts is encoded by this; ``None`` sends values as they are."""
+    if sync.codec not in CODECS:
+        raise unknown_option("sync.codec", sync.codec, CODECS)
+    return CODECS[sync.codec](sync)

@@ -1,0 +1,123 @@
+"""The top leg with a codec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lightning_dist.comm.codecs import Codec
+from lightning_dist.comm.codecs.codec import store
+from lightning_dist.comm.codecs.dither import seed_of
+from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.legs import Chunk, NamedStep, keep_for_current_stream, sum_in_order
+
+
+class EncodedLeg:
+    """Parts cross encoded, are summed decoded in fp32, and cross back encoded.
+
+    Each owner first receives its piece of the part from all others and sums it (exact but for the encoding of what it
+    received), encodes the sum once, then sends it to all others. Every owner, the summing one too, takes the sum as it
+    is decoded, so that the result is the same on all ranks to the bit. The two halves are steps of two lanes with a
+    group each. Of a type that the codec does not apply to, values cross as they are.
+
+    Args:
+        collectives: The seam.
+        scatter_group: The owners of this rank's part, for the first half; ``None`` if it owns none.
+        gather_group: The same ranks, for the second half.
+        codec: How values are encoded.
+        is_only: Whether there is no inner leg, so that this leg scales also what must be scaled first.
+    """
+
+    def __init__(
+        self,
+        *,
+        collectives: Collectives,
+        scatter_group: RankGroup | None,
+        gather_group: RankGroup | None,
+        codec: Codec,
+        is_only: bool,
+    ) -> None:
+        self._collectives = collectives
+        self._scatter_group = scatter_group
+        self._gather_group = gather_group
+        self._codec = codec
+        self._is_only = is_only
+
+    @property
+    def up(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`."""
+        return (NamedStep("cross", self._scatter), NamedStep("cross_gather", self._gather))
+
+    @property
+    def down(self) -> Sequence[NamedStep]:
+        """See :class:`Leg`."""
+        return ()
+
+    @property
+    def description(self) -> str:
+        """See :class:`Leg`."""
+        size = self._scatter_group.size if self._scatter_group else "the owning"
+        return f"all-reduce among {size} ranks as {self._codec.name}"
+
+    def abort(self, reason: str) -> None:
+        """See :class:`Leg`. The backend's own deadline frees its waits."""
+
+    def close(self) -> None:
+        """See :class:`Leg`."""
+
+    def _scatter(self, chunk: Chunk) -> None:
+        part, group = chunk.top, self._scatter_group
+        if part is None or group is None:
+            return
+        pieces = _even_pieces(part, group.size)
+        own = pieces[group.index]
+        outgoing = self._encoded(_without(pieces, group.index), chunk, group.index)
+        incoming = torch.empty_like(outgoing)
+        others = [i for i in range(group.size) if i != group.index]
+        sends, receives = list(zip(others, outgoing, strict=True)), list(zip(others, incoming, strict=True))
+        self._collectives.start_exchange(sends, receives, group, "reduce_scatter").wait(leg="cross", **chunk.attributes)
+        total = torch.empty_like(own, dtype=torch.float32 if own.dtype.is_floating_point else own.dtype)
+        terms = [term.to(total.dtype) for term in self._decoded(incoming, part.dtype, own.numel())]
+        terms.insert(group.index, own.to(total.dtype))
+        scale = chunk.scale if self._is_only or not chunk.scale_first else None
+        sum_in_order(terms, total, maximum=chunk.maximum, scale=scale)
+        chunk.encoded = self._encoded(total.to(own.dtype).unsqueeze(0), chunk, group.index)
+
+    def _gather(self, chunk: Chunk) -> None:
+        part, group, summed = chunk.top, self._gather_group, chunk.encoded
+        if part is None or group is None or summed is None:
+            return
+        keep_for_current_stream(summed)
+        incoming = summed.new_empty(group.size, summed.shape[1])
+        incoming[group.index].copy_(summed[0])
+        sends = [(i, summed[0]) for i in range(group.size) if i != group.index]
+        receives = [(i, incoming[i]) for i, _ in sends]
+        self._collectives.start_exchange(sends, receives, group, "all_gather").wait(leg="cross", **chunk.attributes)
+        columns = -(-part.numel() // group.size)
+        store(self._decoded(incoming, part.dtype, columns).reshape(-1)[: part.numel()], part)
+        chunk.encoded = None
+
+    def _encoded(self, rows: torch.Tensor, chunk: Chunk, index: int) -> torch.Tensor:
+        """[rows, bytes] of [rows, n]; of a type that the codec does not apply to, the values themselves."""
+        if not self._codec.applies_to(rows.dtype):
+            return rows
+        return self._codec.encode(rows.float(), seed=seed_of(chunk.sequence, index))
+
+    def _decoded(self, rows: torch.Tensor, dtype: torch.dtype, length: int) -> torch.Tensor:
+        return self._codec.decode(rows, length) if self._codec.applies_to(dtype) else rows
+
+
+def _even_pieces(part: torch.Tensor, size: int) -> torch.Tensor:
+    """[size, columns]: the part cut into rows of one length, with zeros behind the last."""
+    missing = -part.numel() % size
+    if missing:
+        part = torch.nn.functional.pad(part, (0, missing))
+    return part.view(size, -1)
+
+
+def _without(rows: torch.Tensor, index: int) -> torch.Tensor:
+    """All rows but one."""
+    if index in (0, len(rows) - 1):  # as they lie
+        return rows[1:] if index == 0 else rows[:-1]
+    return torch.cat([rows[:index], rows[index + 1 :]])
