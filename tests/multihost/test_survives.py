@@ -165,4 +165,4 @@ def compare(folder: Path, whole: Path, readers: int) -> None:
     assert weights.keys() == others.keys()
     errors = {name: float((weights[name] - others[name]).abs().max()) for name in others}
     print(f"{len(got)} steps; weights differ by {max(errors.values()):.2g}")
-    assert max(errors.values()) <= (0 if is_same else 1e-4), errors
+    assert max(errors.values()) <= (0 if is_same else 1e-6), errors

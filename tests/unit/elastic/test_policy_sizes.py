@@ -77,7 +77,7 @@ def test_an_agent_reads_what_a_rank_wrote(tmp_path: Path) -> None:
 def test_the_text_says_what_is_there_and_what_fits() -> None:
     assert FOURS.explain({"b": 2}, 2) == (
         "parallel.pipeline.size=4 does not fit the ranks that are there (b: 2); ranks in all must be a multiple of 4, "
-        "so 2 or 4 hosts of 2 ranks would fit"
+        "so 2 hosts of 2 ranks would fit"
     )
     assert "so 4 hosts of 1 rank; 4 hosts of 3 ranks would fit" in FOURS.explain({"a": 1, "b": 3}, 2)
 
