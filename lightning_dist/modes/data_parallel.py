@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
@@ -112,8 +113,11 @@ class DataParallelMode(Mode):
         if self._tables is not None:
             tables = self._tables.tables
             tables.settle() if self._accumulates else tables.exchange()
-        if self._wrapped is not None and not self.module.automatic_optimization:
+        if self._wrapped is None:
+            return
+        if not self.module.automatic_optimization:
             self._wrapped.flush_static_graph()
+        self._wrapped.finish_backward()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -157,6 +161,11 @@ class DataParallelMode(Mode):
             self._wrapped.sync_buffers()
         self._buffers_due = False
         return super().evaluate(step, *args, **kwargs)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """Of the lanes."""
+        return None if self._all_reduce is None else self._all_reduce.feedback
 
     def abort(self, reason: str) -> None:
         """End the lanes."""

@@ -106,8 +106,9 @@ def test_means_for_any_placement(ranks: RankPool, name: str) -> None:
         {"algorithm": "flat", "sparse": {"dense_above": 1}},
         {"sparse": {"dense_above": 0}},
         {"sparse": {"dense_above": 0.2}},
+        {"codec": "int8"},
     ],
-    ids=["flat", "whole", "rows, then whole"],
+    ids=["flat", "whole", "rows, then whole", "exact beside a codec"],
 )
 def test_other_ways(ranks: RankPool, sync: dict[str, Any]) -> None:
     check_means(ranks.run(average, layout=LAYOUTS["3+1"], args=(sync, {})))
