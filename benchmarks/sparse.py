@@ -40,6 +40,7 @@ from tests.support.tasks import RankContext
 NUM_ROWS, WIDTH, BATCH = 1_000_000, 64, 4096
 PLACEMENT = {"a": [0, 1], "b": [2, 3]}
 WARMUP, STEPS = 2, 5
+SERVED = {"exchange": "parameter_server"}
 
 
 class Lookup(pl.LightningModule):
@@ -87,6 +88,7 @@ ARMS: dict[str, tuple[Callable[[], Any], bool]] = {
     "dense": (lambda: HierDistStrategy(sync={"timeout_s": 300.0}), False),
     "rows": (lambda: HierDistStrategy(sync={"timeout_s": 300.0}), True),
     "rows, flat": (lambda: HierDistStrategy(sync={"algorithm": "flat", "timeout_s": 300.0}), True),
+    "parameter server": (lambda: HierDistStrategy(sync={"timeout_s": 300.0, "sparse": SERVED}), True),
     "ddp": (lambda: DDPStrategy(process_group_backend="gloo"), True),
 }
 """Name -> the strategy, and whether the gradient is sparse."""
