@@ -18,10 +18,12 @@ from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
-from lightning_dist.gradsync.sparse import SparseAverage
+from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
+from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode, unwrapped
 from lightning_dist.modes.served import ServedHeld, ServedState
 from lightning_dist.parallel.held_state import HeldState
+from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.topology.layout import Axes, Layout
 
 
@@ -33,6 +35,7 @@ class DataParallelMode(Mode):
     _sparse: SparseAverage | None = None
     _tables: build.TableService | None = None
     _served_state: ServedState | None = None
+    _norm: GlobalNorm | None = None
     _accumulates = False
     _buffers_due = False
 
@@ -50,6 +53,7 @@ class DataParallelMode(Mode):
             announce=rank_zero_info,
             tables=self._tables,
         )
+        self._clip_rows()
         if run.cluster.world_size > 1:
             self.setting.announce(build.describe(run, self._all_reduce))
         return self.rewrap()
@@ -69,6 +73,23 @@ class DataParallelMode(Mode):
         served = self._tables.tables.by_parameter
         keep_from_reducer(self.module, [name for name, value in self.module.named_parameters() if value in served])
         rank_zero_info(build.describe_tables(self._tables, self.setting.sync))
+
+    def _clip_rows(self) -> None:
+        """Where gradients are sparse, of which torch has no norm, or their rows are on several ranks."""
+        tables = self._tables
+        if has_sparse_gradients(self.module):
+            self._norm = GlobalNorm(
+                self.setting.run.collectives,
+                None if tables is None else tables.group,
+                dealt=lambda parameter: tables is not None and parameter in tables.tables.by_parameter,
+            )
+            clip_globally(self.setting.precision, self._norm)
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """Over the rows of all ranks."""
+        if self._norm is None:
+            return super().gradient_norm(norm_type)
+        return self._norm.total(self.module.parameters(), norm_type)
 
     def rewrap(self) -> nn.Module:
         """Wrap it for the parameters that want gradients now."""
@@ -211,7 +232,8 @@ class DataParallelMode(Mode):
 
     def release(self, *, failed: bool) -> None:
         """Drop the wrapper; gather tables on each rank, unless others may be gone."""
-        self._wrapped = None
+        self._wrapped = self._norm = None
+        clip_as_before(self.setting.precision)
         served, self._served_state = self._served_state, None
         if self._tables is not None and served is not None:
             self._publish()
