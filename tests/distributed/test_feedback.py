@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,17 @@ def straight_and_resumed(context: RankContext, folder: str, name: str, sync: dic
     path = Path(folder) / "half"
     run(1, None, SaveAtEnd(path), checkpoint="sharded")
     return [run(2), run(2, path)]
+
+
+def save_full(context: RankContext, path: str) -> None:
+    strategy = strategy_of(sync={"codec": "onebit"}, parallel={"find_unused_parameters": True})
+    trainer = trainer_on_pool(context, strategy, callbacks=[SaveAtEnd(Path(path))])
+    with pytest.warns(UserWarning, match="write checkpoint=sharded") if context.rank == 0 else nullcontext():
+        trainer.fit(FixedGradients(), loader_of([gradients_of(context.rank, 0)]))
+
+
+def test_a_file_that_does_not_hold_what_is_owed_says_so(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(save_full, layout=LAYOUTS["1+1"], args=(str(tmp_path / "full.ckpt"),))
 
 
 RESUMED = {f"{name}-{sync}": (name, SYNCS[sync]) for name in STRATEGIES for sync in SYNCS}
