@@ -25,7 +25,7 @@ from lightning_dist.elastic.leading.endpoints import Endpoint, own_index, parse
 from lightning_dist.elastic.leading.secret import FILE_VARIABLE, VARIABLE, read_secret
 from lightning_dist.elastic.session import Session
 from lightning_dist.errors import ConfigError
-from lightning_dist.topology.addresses import own_address
+from lightning_dist.topology.addresses import interface_of, own_address
 
 _LOOPBACK = "127.0.0.1"
 _HEALTH = "health"  # folder beside the incidents
@@ -116,6 +116,10 @@ def _run_launch(arguments: argparse.Namespace) -> int:
 
     for name in (VARIABLE, FILE_VARIABLE):
         environ.pop(name, None)  # it is the agents'
+    interface = interface_of(address) if endpoints else None
+    if interface is not None:
+        # Gloo's own choice is the address of the host's name, which on many systems is a loopback one.
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     check = None if arguments.no_health_check or not endpoints else _health_check(options, endpoints, secret)
     return run_host(options, open_session=session, environ=environ, check=check, may_fork=True)
 
