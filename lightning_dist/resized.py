@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
@@ -76,6 +76,9 @@ class FollowsSize(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Where nothing has said what the first size is, it is this one. Batches that are done count in this size."""
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):  # it does not know that this step is saved, and would in the next
+                callback._last_global_step_saved = trainer.global_step
         self._present, self._loop = _present(trainer), trainer.fit_loop.epoch_loop
         self._begin_with_whole_window()
         if self._reference is None:
