@@ -13,7 +13,7 @@ Note [Where an accumulation window begins]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -32,8 +32,8 @@ _REFERENCE, _SAVED, _IN_WINDOW = "reference", "saved", "in_window"
 _COUNTED_IN_BATCHES = ("val_check_interval", "limit_train_batches")  # of the Trainer, where they are whole numbers
 
 
-class _AtReference(pl.Callback):
-    """Knows the batch of the run's first size, and what the present size makes of it."""
+class FollowsSize(pl.Callback):
+    """Knows the batch of the run's first size, and what the present size makes of it; base of what does follow."""
 
     def __init__(self) -> None:
         self._reference: Batch | None = None
@@ -61,8 +61,16 @@ class _AtReference(pl.Callback):
             return
         self._reference, self._saved = _batch_of(state[_REFERENCE]), _batch_of(state[_SAVED])
         self._in_window = state.get(_IN_WINDOW)
-        self.resized = self.resize(trainer, self._reference)
-        if self.resized.batch != self._reference:
+        self._follow(trainer, self._reference)
+
+    def begin(self, trainer: pl.Trainer, ranks: int) -> None:
+        """The run was first started with so many ranks, and begins anew; before optimizers and loaders are made."""
+        self._reference = replace(_present(trainer), ranks=ranks)
+        self._follow(trainer, self._reference)
+
+    def _follow(self, trainer: pl.Trainer, reference: Batch) -> None:
+        self.resized = self.resize(trainer, reference)
+        if self.resized.batch != reference:
             rank_zero_info(f"hierdist: {self.resized.sentence}")
         self.apply(trainer, self.resized)
 
@@ -113,7 +121,7 @@ class _AtReference(pl.Callback):
         """Let it be so."""
 
 
-class ScaledRate(_AtReference):
+class ScaledRate(FollowsSize):
     """Keeps the batch of a rank at another number of ranks, and lets the learning rate follow the global batch.
 
     The rate is multiplied inside the optimizer's step only: schedulers, checkpoints and loggers go on with the rate of
@@ -184,7 +192,7 @@ class ScaledRate(_AtReference):
             hook.remove()
 
 
-class KeptBatch(_AtReference):
+class KeptBatch(FollowsSize):
     """Keeps the global batch at another number of ranks: by accumulation, and by smaller batches of ranks if need be.
 
     Args:

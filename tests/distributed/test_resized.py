@@ -245,6 +245,20 @@ def test_where_the_batch_cannot_be_kept_each_step_has_all_its_passes(ranks: Rank
     assert sorted(each for step in range(6, 12) for each in steps[step]) == list(range(SAMPLES))
 
 
+def test_a_run_of_which_nothing_was_saved_begins_at_the_size_that_it_first_had(ranks: RankPool, tmp_path: Path) -> None:
+    start, whole = Start(tmp_path / "run", killed_at=1), Start(tmp_path / "whole", checkpoint="full")
+    prepare(start)
+    prepare(whole)
+    expected = ranks.run(fit, layout=TWO.layout, args=(whole, {}, TWO.batch, TWO.passes))
+    with ending_keepers(start.checkpoints):
+        died = ranks.run(fit, layout=TWO.layout, args=(start, {}, TWO.batch, TWO.passes), may_die=range(2))
+        assert {type(each) for each in died} == {Died}
+        again = replace(start, round=2, killed_at=None)
+        (ended,) = ranks.run(fit, layout=ONE.layout, args=(again, {}, TWO.batch, TWO.passes))
+    assert (ended.first, ended.batch, ended.accumulation) == (0, ONE.batch, ONE.passes)
+    assert by_step([ended], ONE) == by_step(expected, TWO)
+
+
 def by_step(ended: list[Ended], size: Size) -> dict[int, list[int]]:
     """The samples of each step, of all ranks; those of a pipeline read the same."""
     found: dict[int, list[int]] = {}
