@@ -164,6 +164,11 @@ RESIZES: dict[str, tuple[Any, Size, Size]] = {
     "pipeline, 2 + 2 to 2": (CUT, Size((2, 2), 4, 1, readers=2), Size((2,), 4, 2, readers=1)),
     "pipeline, 2 to 2 + 2": (CUT, Size((2,), 4, 2, readers=1), Size((2, 2), 4, 1, readers=2)),
     "pipeline, 4 to 3": (CUT_AGAIN, Size((4,), 4, 2, readers=1), Size((3,), 4, 2, readers=1)),
+    "zero2 in stages, 2 + 2 to 2": (
+        {**CUT, "mode": "zero2"},
+        Size((2, 2), 4, 1, readers=2),
+        Size((2,), 4, 2, readers=1),
+    ),
     "pipeline, 2 to 1": (CUT_AGAIN, Size((2,), 4, 2, readers=1), Size((1,), 4, 2)),
     "the same, zero3": ("zero3", TWO, TWO),
     "the same, ddp": ("ddp", TWO, TWO),
