@@ -17,16 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
+from lightning_dist.build.copied_shares import Copied, CopiedShares
 from lightning_dist.build.keepers import end_keeper
 from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
 from lightning_dist.build.run import RunContext
-from lightning_dist.build.shares import Share, share_of
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.background import stand_back
 from lightning_dist.checkpoint.before_steps import BeforeSteps
 from lightning_dist.checkpoint.host_copies import HostCopies
-from lightning_dist.checkpoint.host_pieces import Held, HostPiece, TiedTo
-from lightning_dist.checkpoint.late_copy import Late
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.mirror import MemoryFolder
 from lightning_dist.checkpoint.objects import Encoded
@@ -40,6 +38,7 @@ from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CheckpointError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.parallel.held_state import HeldTensor
+from lightning_dist.parallel.held_tensors import HeldTensors
 
 COPY = "checkpoint copy"  # names of events
 LATE_COPY = "checkpoint late copy"
@@ -50,7 +49,6 @@ WRITE = "checkpoint write"
 SPREAD = "checkpoint spread"
 WRITTEN = "checkpoint written"  # bytes, as they are
 
-_SMALL_BYTES = 64 << 10  # what is smaller is not worth being copied late
 _HEAD_START_S = 0.1  # at most, of the caller
 
 
@@ -88,13 +86,6 @@ class Saved:
     total_bytes: int | None
 
 
-class _Copied(NamedTuple):
-    state: dict[str, Any]  # to be written
-    layout: tuple[tuple[Any, ...], ...]  # of its tensors
-    size_bytes: int
-    late_bytes: int  # of these, what is copied late
-
-
 class _Written(NamedTuple):
     manifest: Manifest | None
     seconds: float
@@ -126,6 +117,8 @@ class CheckpointSaver:
         agreement: How ranks learn whether any of them is busy, and how slow; ``None`` for one rank.
 
     Attributes:
+        held: Describes the tensors of saves.
+        known: What objects of saves into memory refer to; see :func:`lightning_dist.checkpoint.objects.encode`.
         kept_step: The optimizer step of the newest checkpoint that goes to memory; ``None`` if that has failed.
         on_committed: Called with the step of each checkpoint that is there, in the thread that wrote it.
     """
@@ -138,6 +131,7 @@ class CheckpointSaver:
         self._group = group
         self._agreement = agreement
         self._copies = HostCopies(run.device)
+        self._shares = CopiedShares(self._copies, run.rank, config)
         self._before_steps = BeforeSteps(self.settle)
         self._caller_is_gone = threading.Event()
         self._writing: Bounded[_Written] | None = None
@@ -147,14 +141,14 @@ class CheckpointSaver:
         self.last_started: SaveStarted | None = None
         self._newest_bytes = 0
         self._last_saved: Saved | None = None
-        self._described: list[tuple[Any, ...]] = []
-        self._share: tuple[Share, ...] = ()
         self._afterwards: list[Callable[[], None]] = []
         self._replicas: Replicas | None = None
         self._has_saved = False
         self._has_failed = False
         self._is_for_memory = False  # what is being written
         self._repeater: tuple[Repeater, tuple[tuple[Any, ...], ...]] | None = None  # by the last plan for memory only
+        self.held = HeldTensors()
+        self.known: set[tuple[bytes, bytes]] = set()
         self.kept_step: int | None = None
         self.on_committed: Callable[[int], None] = lambda step: None
         self.skipped = 0
@@ -162,7 +156,7 @@ class CheckpointSaver:
     def save(
         self,
         folder: Folder | None,
-        tensors: Iterable[HeldTensor],
+        tensors: list[HeldTensor],
         objects: Mapping[str, Encoded],
         record: Mapping[str, Any],
         *,
@@ -177,7 +171,7 @@ class CheckpointSaver:
             folder: Of the checkpoint; one that is there is replaced. ``None``: it is written to memory only, and a
                 failure is a warning.
             tensors: What this rank holds, under the names of the checkpoint; the same names in the same order on ranks
-                that hold the same.
+                that hold the same. The same list is taken for the same tensors.
             objects: By names that differ between ranks where the objects do.
             record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; rank 0's counts.
             optimizers: All that change the tensors.
@@ -206,8 +200,7 @@ class CheckpointSaver:
         if self._config.snapshot == "overlapped":
             self._before_steps.watch(optimizers)
         self._caller_is_gone.clear()
-        copied = self._copied(tensors)
-        copied.state.update(objects)
+        copied = self._shares.copied(tensors, objects)
         events.span(COPY, copied_ns, size_bytes=copied.size_bytes - copied.late_bytes)
         target = folder if mirror is None else mirror.folder
         assert target is not None, "one of both"
@@ -406,29 +399,6 @@ class CheckpointSaver:
         is_busy = self.is_busy
         return any(self._agreement.exchange(int(is_busy))) if self._agreement is not None else is_busy
 
-    def _copied(self, tensors: Iterable[HeldTensor]) -> _Copied:
-        held = list(tensors)
-        described = [(each.names[0], each.local.dtype, each.spread, each.holders) for each in held]
-        if described != self._described:  # the same from save to save, unless layers are frozen or thawed
-            self._share = share_of(held, self._run.rank, chunk_bytes=self._config.chunk_bytes)
-            self._described = described
-        sources = [held[mine.number].local[mine.inside] for mine in self._share]
-        late = {
-            index: Late(held[mine.number].names[0], held[mine.number].steady)
-            for index, (mine, source) in enumerate(zip(self._share, sources, strict=True))
-            if self._config.snapshot == "overlapped" and held[mine.number].steady and source.nbytes >= _SMALL_BYTES
-        }
-        copies = self._copies.take(sources, late)
-        pieces: dict[str, list[HostPiece]] = {}
-        for mine, copy in zip(self._share, copies, strict=True):
-            pieces.setdefault(mine.piece.name, []).append(HostPiece(mine.piece, copy))
-        state: dict[str, Any] = {name: Held(tuple(own)) for name, own in pieces.items()}
-        for each in held:
-            state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
-        return _Copied(
-            state, tuple(described), sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late)
-        )
-
     def _mirror_of(self, folder: Folder | None, kept_as: str | None) -> Mirror | None:
         is_kept = self._config.replica != "off"
         if is_kept and kept_as is None:
@@ -442,7 +412,7 @@ class CheckpointSaver:
                 end_keeper(self._run, path)
         return self._replicas.mirrored(folder, path) if self._replicas is not None else None
 
-    def _write(self, target: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
+    def _write(self, target: Folder, mirror: Mirror | None, copied: Copied, record: Mapping[str, Any]) -> _Written:
         run = self._run
         if not isinstance(target, MemoryFolder):  # which is to be there before the next failure, and takes little
             stand_back()
@@ -455,7 +425,7 @@ class CheckpointSaver:
             return _Written(None, (run.events.clock_ns() - start_ns) / 1e9)
         planned: list[Repeatable] = []
         manifest = sharded.save(
-            copied.state,
+            dict(copied.state),
             target,
             rank=run.rank,
             host=run.cluster.host_of(run.rank),
@@ -490,7 +460,7 @@ class CheckpointSaver:
         else:
             self.kept_step = None
 
-    def _save_again(self, mirror: Mirror, copied: _Copied, record: Mapping[str, Any]) -> bool:
+    def _save_again(self, mirror: Mirror, copied: Copied, record: Mapping[str, Any]) -> bool:
         """Write by the plan of the save before, if there is one, and spread; whether that is a checkpoint."""
         if self._repeater is None or self._replicas is None:
             return False
@@ -499,8 +469,7 @@ class CheckpointSaver:
             copied.state,
             self._replicas.kept_save(mirror),
             record=record,
-            is_same=layout == copied.layout
-            and repeater.is_for(frozenset(name for name, each in copied.state.items() if isinstance(each, Encoded))),
+            is_same=layout == copied.layout and repeater.is_for(copied.objects),
             intact=self._copies.complete,
             written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
         )
