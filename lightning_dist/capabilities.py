@@ -12,6 +12,9 @@ from lightning_dist.config import ElasticConfig, ParallelConfig, RecomputeConfig
 from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
+_LOSSY = ("int8", "onebit", "topk")
+_BIASED = ("int8", "nearest")
+_OF_CODECS = {"rounding": ("int8",), "ratio": ("topk",), "error_feedback": _LOSSY, "warmup_steps": _LOSSY}
 _IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
 
 
@@ -96,10 +99,15 @@ def without_effect(
             f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
     said += [
-        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={only}"
-        for name, only in (("rounding", "int8"), ("ratio", "topk"))
-        if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec != only
+        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={' or '.join(allowed)}"
+        for name, allowed in _OF_CODECS.items()
+        if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec not in allowed
     ]
+    if not sync.error_feedback and (sync.codec in ("onebit", "topk") or (sync.codec, sync.rounding) == _BIASED):
+        said.append(
+            f"sync.error_feedback=false with sync.codec={sync.codec}: what it loses of a gradient is lost for good, "
+            "always to the same side, and training may end elsewhere; write sync.error_feedback=true"
+        )
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(
             f"topology.switches has no effect with topology.tiers={topology.tiers}; "

@@ -10,9 +10,10 @@ Note: no postponed annotations in this file; the reducer compares the hook's wit
 import torch
 import torch.distributed as dist
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
+from lightning_dist.comm.feedback import Origin, Span
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.sparse import SparseAverage
 
 
@@ -27,10 +28,20 @@ class AllReduceScheme:
     def __init__(self, all_reduce: HierarchicalAllReduce, sparse: SparseAverage | None = None) -> None:
         self._all_reduce = all_reduce
         self._sparse = sparse
+        self._names: dict[torch.Tensor, str] = {}
+        self._means: list[tuple[torch.Tensor, list[torch.Tensor]]] = []  # of this backward: buckets, whose they are
 
-    def attach(self, module: DistributedDataParallel) -> None:
-        """Let the module's reducer call :meth:`hook`; once for each module."""
+    def attach(self, module: DataParallel) -> None:
+        """Let the module's reducer call :meth:`hook`; once for each module.
+
+        Where a codec loses something, buckets stay as they are made first: what is encoded together then depends on the
+        model only, and a run that goes on from a checkpoint encodes what it would have without a stop.
+        """
         module.register_comm_hook(state=None, hook=self.hook)
+        if self._all_reduce.feedback is not None:
+            self._names = {parameter: name for name, parameter in module.module.named_parameters()}
+            module.keep_buckets()
+            module.finish_backward = self.after_backward
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to average one bucket.
@@ -47,4 +58,26 @@ class AllReduceScheme:
         if gradients.is_sparse:
             assert self._sparse is not None, "modules with sparse gradients are known before"
             return self._sparse.start(gradients, bucket.parameters()[0])
-        return self._all_reduce.start(gradients, mean=True, attributes={"bucket": bucket.index()})
+        feedback = self._all_reduce.feedback
+        account = None
+        if feedback is not None:
+            account = feedback.enter(self._origin(bucket), gradients)
+            self._means.append((gradients, bucket.parameters()))
+        attributes = {"bucket": bucket.index()}
+        return self._all_reduce.start(gradients, mean=True, attributes=attributes, account=account)
+
+    def after_backward(self) -> None:
+        """Take back what the codec made of gradients that no rank had, and what was owed of them: it is not applied."""
+        feedback, means = self._all_reduce.feedback, self._means
+        self._means = []
+        if feedback is None or not self._all_reduce.is_first:
+            return
+        for buffer, parameters in means:
+            values = buffer.split([parameter.numel() for parameter in parameters])
+            for parameter, mean in zip(parameters, values, strict=True):
+                if parameter.grad is None:
+                    feedback.give_back(self._names[parameter], 0, mean)
+
+    def _origin(self, bucket: dist.GradBucket) -> Origin:
+        spans = tuple(Span(self._names[p], 0, p.numel()) for p in bucket.parameters())
+        return Origin(f"bucket {bucket.index()}", spans, 1 / self._all_reduce.world_size)

@@ -6,7 +6,8 @@ What a sharded checkpoint holds, by name:
 - ``optimizer/<i>/<parameter>.<entry>``: tensors of an optimizer's state;
 - ``optimizer/<i>/rank/<r>``: its other values, and how its parameters are grouped;
 - ``lightning``: all else of the dictionary, as rank 0 has it;
-- ``rank/<r>``: a rank's random state, and where its data loaders are.
+- ``rank/<r>``: a rank's random state, and where its data loaders are;
+- ``feedback/<r>``: what a rank's codec has lost of gradients, and is to be sent still.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig
 from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
-from lightning_dist.modes import random_state
+from lightning_dist.modes import random_states
+from lightning_dist.modes.kept_feedback import FEEDBACK, WINDOW, load_feedback
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
@@ -54,13 +56,13 @@ class Opened:
     Attributes:
         folder: Where it is.
         manifest: What it holds.
-        random_state: This rank's, if it was saved by as many ranks.
+        set_random_state: Makes that of this process what it is to be.
         stored_at: Path or URL in storage, if it is read from memory.
     """
 
     folder: Folder
     manifest: Manifest
-    random_state: Mapping[str, Any] | None
+    set_random_state: Callable[[], None]
     stored_at: str | None = None
 
 
@@ -125,7 +127,10 @@ def save(
         name = f"{_prefix_of(index)}{RANK}{rank}"
         objects[name] = made(_values_of(saver.held.names_of(index), state), name)
     name = f"{RANK}{rank}"
-    objects[name] = made({"random": random_state.collected(), "loaders": _loaders_of(rest)}, name)
+    objects[name] = made({"random": random_states.collect(), "loaders": _loaders_of(rest)}, name)
+    feedback = mode.feedback if is_for_resuming else None
+    if feedback is not None:
+        objects[f"{FEEDBACK}{rank}"] = made(feedback.state_dict(), f"{FEEDBACK}{rank}")
     if rank == 0:
         objects[REST] = made({"checkpoint": rest, "state_dict": others}, REST)
     record = {
@@ -136,6 +141,7 @@ def save(
         "hosts": list(mode.setting.run.cluster.host_of_rank),
         "parallel": mode.setting.parallel.mode,
         "options": mode.setting.options,
+        WINDOW: None if feedback is None else feedback.window,
         "torch": torch.__version__,
         "lightning": rest.get("pytorch-lightning_version"),
     }
@@ -266,8 +272,10 @@ def load(
         relay: The ranks of this host, if they are to read once what several need.
     """
     folder, manifest = opened.folder, opened.manifest
-    own = f"{RANK}{rank}"
-    state: dict[str, Any] = dict.fromkeys(name for name in (REST, own) if name in manifest.objects)
+    saved_by = int(manifest.record.get("world_size") or world_size)
+    successor = random_states.Successor.of(rank, saved_by)
+    own, other = f"{RANK}{successor.rank}", f"{RANK}{successor.other}"
+    state: dict[str, Any] = dict.fromkeys(name for name in (REST, own, other) if name in manifest.objects)
     weights = _stored(manifest, MODEL)
     if held is not None:
         to_fill = list(held.model_to_fill(weights))
@@ -279,13 +287,20 @@ def load(
     checkpoint: dict[str, Any] = state[REST]["checkpoint"]
     filled = {each.name: each.value() for each in to_fill}
     checkpoint["state_dict"] = {**tied(manifest, filled), **state[REST]["state_dict"]}
-    mine = state.get(own) if manifest.record.get("world_size") == world_size else None
-    if mine is not None:
+    mine = state.get(own)
+    if mine is not None and saved_by == world_size:
         _put_loaders(checkpoint, mine["loaders"])
     if indices := optimizers_of(manifest):
         checkpoint["optimizer_states"] = [{} for _ in indices]
-    checkpoint[OPENED] = Opened(folder, manifest, None if mine is None else mine["random"], stored_at)
+    checkpoint[OPENED] = Opened(folder, manifest, _setter(mine, state.get(other), successor.turn), stored_at)
     return checkpoint
+
+
+def _setter(mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None, turn: int) -> Callable[[], None]:
+    if mine is None:
+        return lambda: None
+    known = None if other is None else other["random"]
+    return functools.partial(random_states.restore, mine["random"], known, turn=turn)
 
 
 def _leased(folder: Folder, rank: int, stored_at: str | None) -> AbstractContextManager[None]:
@@ -295,17 +310,17 @@ def _leased(folder: Folder, rank: int, stored_at: str | None) -> AbstractContext
 
 def load_optimizers(
     opened: Opened,
-    held: HeldState,
+    mode: Mode,
     optimizers: list[torch.optim.Optimizer],
     rank: int,
     *,
     relay: HostRelay | None = None,
 ) -> None:
-    """Read the states of optimizers, and set this rank's random state; every rank calls it.
+    """Read the states of optimizers and error feedback, and set this rank's random state; every rank calls it.
 
     Args:
         opened: As :func:`load` left it.
-        held: Of the module.
+        mode: The present one.
         optimizers: Whose states are read.
         rank: This process's global rank.
         relay: As for :func:`load`.
@@ -313,6 +328,7 @@ def load_optimizers(
     Raises:
         StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
     """
+    held = mode.held_state()
     try:
         _load_optimizers(opened, held, optimizers, rank, relay)
     except CheckpointError as error:  # the same on all ranks
@@ -320,7 +336,10 @@ def load_optimizers(
         if stored is None:
             raise
         warnings.warn(f"{opened.stored_at} is read from storage: {error}", stacklevel=2)
-        _load_optimizers(stored, held, optimizers, rank, relay)
+        opened = stored
+        _load_optimizers(opened, held, optimizers, rank, relay)
+    names = {name for optimizer in optimizers for name in held.names_held(optimizer)}
+    load_feedback(opened.folder, opened.manifest, mode, names)
 
 
 def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
@@ -363,8 +382,7 @@ def _load_optimizers(
         own = list(held.names_of(optimizer))
         groups = _groups_to_load(state[names[0]]["groups"], optimizer, own, opened.folder.url)
         optimizer.load_state_dict(keep_list_options(optimizer, {"state": entries, "param_groups": groups}))
-    if opened.random_state is not None:
-        random_state.restore(opened.random_state)
+    opened.set_random_state()
 
 
 def optimizers_of(manifest: Manifest) -> list[int]:

@@ -33,6 +33,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dist.comm.feedback import Account
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.legs import keep_for_current_stream
 from lightning_dist.comm.scattered import HierarchicalScatter
@@ -53,6 +54,7 @@ from lightning_dist.parallel.fsdp_groups import (
 )
 from lightning_dist.parallel.inner_backward import InnerBackward
 from lightning_dist.parallel.lost_writes import LostWrites
+from lightning_dist.parallel.origins import origin_of_shard, origin_of_sum, span_of_shard
 from lightning_dist.parallel.replicated import ReplicatedGradients
 from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
@@ -232,19 +234,40 @@ class GradientReduction:
         group = self._watches[index].group
         carried = [(view, self._aside.pop(p)) for p, view in views_of(group, output) if p in self._aside]
         across = self._across if self.crosses else None
+        sum_account, shard_account = self._accounts(index, gradients, mean=mean)
 
         def then() -> None:
             for view, earlier in carried:
                 keep_for_current_stream(earlier)
                 view.add_(earlier)
             if across is not None:
-                self._crossing.append(across.start(output, mean=True))
+                self._crossing.append(across.start(output, mean=True, account=shard_account))
 
         if gradients is None:
             then()
         else:
-            name = self._names[index]
-            self._pending.append(self._scatter.reduce_scatter(output, gradients, name=name, mean=mean, then=then))
+            self._pending.append(
+                self._scatter.reduce_scatter(
+                    output, gradients, name=self._names[index], mean=mean, then=then, account=sum_account
+                )
+            )
+
+    def _accounts(
+        self, index: int, gradients: torch.Tensor | None, *, mean: bool
+    ) -> tuple[Account | None, Account | None]:
+        """Of a group's gradients and, where there are replicas, of its shard of their sum."""
+        feedback, across = self._scatter.feedback, self._across
+        if feedback is None or gradients is None or (across is not None and not self.crosses):
+            return None, None
+        group, key, shards = self._watches[index].group, f"{index} {self._names[index]}", len(self._scatter.members)
+        replicas = 1 if across is None else across.world_size
+        weight = (1 / shards if mean else 1.0) / replicas
+        whole = feedback.enter(origin_of_sum(group, key, num_shards=shards, weight=weight), gradients)
+        if across is None:
+            return whole, None
+        # Gradients stay in the host until they are summed, exact; what is owed of the shard is filed with the whole.
+        shard = origin_of_shard(group, key, shard=self._scatter.index, weight=1 / replicas)
+        return None, feedback.enter(shard, None)
 
     def _wait(self, most: int) -> None:
         while len(self._pending) > most:
@@ -285,6 +308,7 @@ class GradientReduction:
             self._replicated.average(whole if self._vote is not None else [True] * len(whole))
         for param, was_used in zip(params, used, strict=True):
             if not was_used and param not in self._carried:
+                self._give_back(param)
                 param.sharded_param.grad = None
         if late := [name_of(param) for param in params if has_gradient(param)]:
             raise LateGradientError(
@@ -294,6 +318,16 @@ class GradientReduction:
         if self._vote is None:
             names = [*map(name_of, params), *self._replicated.names()]
             self._refuse([name for name, was_used in zip(names, [*used, *whole], strict=True) if not was_used])
+
+    def _give_back(self, param: ShardedParam) -> None:
+        """What a codec made of a gradient that no rank had, and what was owed of it, is not applied."""
+        feedback, gradient = self._scatter.feedback, param.sharded_param.grad
+        is_first = self._across is None or self._across.is_first
+        if feedback is None or gradient is None or not is_first or not self.crosses:
+            return
+        span = span_of_shard(param, self._scatter.index)
+        if span.name is not None:
+            feedback.give_back(span.name, span.low, _local(gradient).reshape(-1)[: span.length])
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:
