@@ -97,14 +97,10 @@ class KeptSave:
         if buddy is None or file is None:
             return True
         try:
-            buddy.fill_from(
-                self._folder,
-                name,
-                file.descriptor,
-                self._size_bytes,
-                part_bytes=self._lines.part_bytes,
-                pace=self._lines.rate.take,
-            )
+            with file.room(self._size_bytes) as view:
+                buddy.fill_in_parts(
+                    self._folder, name, view, part_bytes=self._lines.part_bytes, pace=self._lines.rate.take
+                )
         except StorageError as error:
             warnings.warn(f"a checkpoint is not kept on another host: {error}", stacklevel=2)
             return False

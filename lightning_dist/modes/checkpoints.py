@@ -30,7 +30,7 @@ from lightning_dist.checkpoint import catalog, leases, sharded
 from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.lineage import RUN
 from lightning_dist.checkpoint.local_disk import PARTIAL
-from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
+from lightning_dist.checkpoint.manifest import MARKER_FILE, TWIN, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.comm.host_relay import HostRelay
@@ -350,7 +350,8 @@ def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
         found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
     except CheckpointError:  # it was written to memory only
         return None
-    if found.manifest.save_id != opened.manifest.save_id:
+    twins = [each.record.get(TWIN) for each in (found.manifest, opened.manifest)]
+    if found.manifest.save_id != opened.manifest.save_id and (twins[0] is None or twins[0] != twins[1]):
         return None
     return replace(opened, folder=found.folder, manifest=found.manifest, stored_at=None)
 

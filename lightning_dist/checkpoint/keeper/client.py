@@ -119,33 +119,31 @@ class Keeper:
             answer = self._answer(connection, "write")
             return Filled(int(answer["used_bytes"]), dict(answer.get("files", {})))
 
-    def fill_from(
+    def fill_in_parts(
         self,
         folder: str,
         name: str,
-        descriptor: int,
-        size: int,
+        data: memoryview,
         *,
         part_bytes: int,
         pace: Callable[[int], None] = lambda size_bytes: None,
     ) -> Filled:
-        """The same with the first bytes of a file, which the kernel sends from where they lie.
+        """The same, with some patience for each part.
 
         Args:
             folder: Of the file.
             name: Of the file.
-            descriptor: Of the file they come from; they must not change before this returns.
-            size: How many.
+            data: Its bytes.
             part_bytes: How many at once.
             pace: Told how many are next; waits until they may be sent.
         """
-        request = {"operation": "fill", "folder": folder, "name": name, "size": size}
-        with self._connected("write") as connection, open(descriptor, "rb", buffering=0, closefd=False) as file:
+        request = {"operation": "fill", "folder": folder, "name": name, "size": len(data)}
+        with self._connected("write") as connection:
             wire.send(connection, request)
-            for start in range(0, size, part_bytes):
-                count = min(part_bytes, size - start)
-                pace(count)
-                connection.sendfile(file, start, count)
+            for start in range(0, len(data), part_bytes):
+                with data[start : start + part_bytes] as part:
+                    pace(len(part))
+                    connection.sendall(part)
             return Filled(int(self._answer(connection, "write")["used_bytes"]), {})
 
     def put(self, folder: str, name: str, descriptor: int, size: int) -> Filled:

@@ -159,7 +159,6 @@ def test_memory_that_was_handed_over_is_a_file(keeper: Keeper) -> None:
 
 
 def test_a_line_is_opened_again_where_it_was_lost(keeper: Keeper) -> None:
-    descriptor = handed_over(b"0123456789")
     for called in (keeper, remote(keeper)):
         line = Line(called)
         try:
@@ -167,7 +166,7 @@ def test_a_line_is_opened_again_where_it_was_lost(keeper: Keeper) -> None:
             assert line._open is not None
             line._open.shutdown(socket.SHUT_RDWR)  # as after it has stood still for too long
             paced: list[int] = []
-            line.fill_from("a", "y", descriptor, 9, part_bytes=4, pace=paced.append)
+            line.fill_in_parts("a", "y", memoryview(b"012345678"), part_bytes=4, pace=paced.append)
             assert (line.read("a", "y"), paced) == (b"012345678", [4, 4, 1])
             line.fill("b", "z", b"", alone=True)
             assert keeper.folders() == ("b",)
@@ -176,7 +175,6 @@ def test_a_line_is_opened_again_where_it_was_lost(keeper: Keeper) -> None:
             assert "c" in line.folders()
         finally:
             line.close()
-    os.close(descriptor)
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
