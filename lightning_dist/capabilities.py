@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from lightning_dist.config import ElasticConfig, ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import (
+    ElasticConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    SparseConfig,
+    SyncConfig,
+    TopologyConfig,
+)
 from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
@@ -132,6 +139,11 @@ def without_effect(
         )
     if topology.probe.refresh and not topology.probe.enabled:
         said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
+    if sync.sparse != SparseConfig() and parallel.mode != "ddp":
+        said.append(
+            f"sync.sparse has no effect with parallel.mode={parallel.mode}, which takes no sparse embeddings; "
+            "write parallel=ddp"
+        )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
     return (*said, *_parallel_without_effect(parallel, device_type=device_type), *_recompute_without_effect(recompute))

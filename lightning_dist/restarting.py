@@ -17,13 +17,14 @@ import os
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_dist.checkpoint.catalog import survey
@@ -31,7 +32,7 @@ from lightning_dist.checkpoint.lineage import Lineage, step_of
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.config.checks import is_url
 from lightning_dist.elastic import trail
-from lightning_dist.elastic.launched import Launched
+from lightning_dist.elastic.launched import Launched, launched
 from lightning_dist.elastic.trail import Trail
 from lightning_dist.errors import CheckpointError, StorageError
 
@@ -69,6 +70,14 @@ class Ways:
     first_of: Callable[[Any], Any]
     load_kept: Callable[[str, Lineage, int], tuple[str, int] | None]
     is_first_of_host: bool
+
+
+@runtime_checkable
+class ComparesSizes(Protocol):
+    """A callback to whom it matters how many ranks the run had at first (:mod:`~lightning_dist.resized`)."""
+
+    def begin_resized(self, trainer: pl.Trainer, ranks: int) -> None:
+        """The run was first started with so many ranks, and begins anew; before optimizers and loaders are made."""
 
 
 class GoingOn:
@@ -112,7 +121,8 @@ class GoingOn:
         folder = self._launched.agent
         if folder is None or not self._ways.is_first_of_host:
             return
-        known = self._trail or Trail(math.inf if self._launched.is_restart else time.time())
+        is_restart = self._launched.is_restart
+        known = self._trail or (Trail(math.inf) if is_restart else Trail(time.time(), ranks=self._trainer.world_size))
         unnamed = next((str(each.dirpath) for each in self._unnamed if each.dirpath is not None), known.unnamed)
         self._trail = replace(known, folders=tuple(dict.fromkeys([*known.folders, *self._folders()])), unnamed=unnamed)
         trail.leave(folder, self._trail)
@@ -148,7 +158,16 @@ class GoingOn:
         if self._launched.is_restart:
             began = f"at {asked}, as the script says" if asked else "anew"
             rank_zero_info(f"hierdist: {self._start} begins {began}: nothing of it was saved")
+            self._begin_at_first_size()
         load(asked)
+
+    def _begin_at_first_size(self) -> None:
+        """No checkpoint says what the run's first size was; its hosts know."""
+        ranks = 0 if self._trail is None else self._trail.ranks
+        callbacks: list[pl.Callback] = self._trainer.callbacks  # type: ignore[attr-defined]  # made in __init__
+        for callback in callbacks:
+            if ranks and isinstance(callback, ComparesSizes):
+                callback.begin_resized(self._trainer, ranks)
 
     def _read_kept(self, folder: str, lineage: Lineage, newer_than: int, load: Callable[[Any], None]) -> bool:
         kept = self._ways.load_kept(folder, lineage, newer_than)
@@ -178,6 +197,31 @@ class GoingOn:
         if begun_s is None and self._launched.agent is None and "TORCHELASTIC_RUN_ID" in os.environ:
             begun_s = trail.started_s(os.getppid())
         return Lineage(self._launched.run, math.inf if begun_s is None else begun_s, self._launched.owns_name)
+
+
+def go_on_elsewhere(trainer: pl.Trainer, environ: Mapping[str, str]) -> GoingOn | None:
+    """Let a fit go on under a strategy that is not ours; from storage, since nothing is kept in memory there.
+
+    For the ``setup`` of a callback. Every rank calls it. Where a strategy of ours sees to it, or another callback has
+    done so, there is nothing to do.
+
+    Args:
+        trainer: About to fit.
+        environ: Says who has started this process.
+    """
+    strategy: Any = trainer.strategy
+    has_begun = "resume_start" in vars(trainer._checkpoint_connector)
+    if trainer.state.fn != TrainerFn.FITTING or hasattr(strategy, "run_context") or has_begun:
+        return None
+
+    def first_of(own: Any) -> Any:
+        said = (strategy.broadcast(own, rank) for rank in range(trainer.world_size))
+        return next((each for each in said if each is not None), None)
+
+    ways = Ways(strategy.broadcast, first_of, lambda *_: None, is_first_of_host=trainer.local_rank == 0)
+    going_on = GoingOn(trainer, launched(environ), ways)
+    going_on.begin()
+    return going_on
 
 
 def checkpoint_folder(trainer: pl.Trainer) -> str:

@@ -78,4 +78,6 @@ SYNC_PRESETS: dict[str, SyncConfig] = {
     "int8": SyncConfig(codec="int8"),
     "onebit": SyncConfig(codec="onebit", warmup_steps=100),
     "topk": SyncConfig(codec="topk"),
+    "auto": SyncConfig(sparse=SparseConfig(exchange="auto")),
+    "parameter_server": SyncConfig(sparse=SparseConfig(exchange="parameter_server")),
 }
