@@ -56,6 +56,7 @@ class TableService:
         )
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(destroy, [group])
+            on_failure.callback(self.tables.release, None)
             self._server, self._client = self._meet(timeout_s, on_failure)
             on_failure.pop_all()
         self.tables.connect(self._client)

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lightning_dist import build
 from lightning_dist.comm.feedback import Feedback
@@ -20,7 +21,7 @@ from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
-from lightning_dist.modes.mode import Mode, unwrapped
+from lightning_dist.modes.mode import Mode, Setting, unwrapped
 from lightning_dist.modes.served import ServedHeld, ServedState
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.norms import GlobalNorm
@@ -38,6 +39,10 @@ class DataParallelMode(Mode):
     _norm: GlobalNorm | None = None
     _accumulates = False
     _buffers_due = False
+
+    def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
+        super().__init__(setting, module)
+        self._step_hooks: list[RemovableHandle] = []
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
         """Move it to its device, open the lanes and wrap it."""
@@ -84,6 +89,18 @@ class DataParallelMode(Mode):
                 dealt=lambda parameter: tables is not None and parameter in tables.tables.by_parameter,
             )
             clip_globally(self.setting.precision, self._norm)
+
+    def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Once an optimizer has made its step, other ranks may look at what it has made of this rank's rows."""
+        service = self._tables
+        if service is None:
+            return
+
+        def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})
+
+        for optimizer in map(unwrapped, optimizers):
+            self._step_hooks.append(optimizer.register_step_post_hook(publish))
 
     def gradient_norm(self, norm_type: float) -> torch.Tensor:
         """Over the rows of all ranks."""
@@ -151,11 +168,11 @@ class DataParallelMode(Mode):
             self._accumulates = False
 
     def begin_batch(self, batch_idx: int) -> None:
-        """The step before is over; other ranks may look up what it has made of this one's rows."""
+        """The step before is over, also one that was skipped."""
         self._publish()
 
     def end_training(self) -> None:
-        """So is the last one."""
+        """So is the last step."""
         self._publish()
 
     def _publish(self) -> None:
@@ -234,6 +251,8 @@ class DataParallelMode(Mode):
         """Drop the wrapper; gather tables on each rank, unless others may be gone."""
         self._wrapped = self._norm = None
         clip_as_before(self.setting.precision)
+        while self._step_hooks:
+            self._step_hooks.pop().remove()
         served, self._served_state = self._served_state, None
         if self._tables is not None and served is not None:
             self._publish()
