@@ -8,6 +8,7 @@ by itself says nothing of training.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +25,16 @@ from lightning_dist.elastic.detect.last_words import leave_words
 from lightning_dist.elastic.detect.phases import Phase
 from lightning_dist.elastic.detect.pulse import Pulse
 from lightning_dist.elastic.detect.release import ReleaseWatch
+from lightning_dist.restarting import GoingOn, go_on_elsewhere
 
 
-class Beats(pl.Callback):
+class Heartbeat(pl.Callback):
     """Tells the agent of ``hierdist launch`` how far this rank is; without an agent it does nothing.
 
-    What :class:`~lightning_dist.strategy.HierDistStrategy` adds by itself, and users as
-    :class:`~lightning_dist.callbacks.heartbeat.Heartbeat`.
+    :class:`~lightning_dist.strategy.HierDistStrategy` adds it by itself. Add it to a Trainer with another strategy,
+    such as Lightning's ``ddp``: else a rank that hangs there looks healthy. What counts as a hang is said by the
+    options ``elastic.start_s``, ``hang_floor_s``, ``hang_factor``, ``save_s`` and ``validation_s``. With it, a run that
+    was started again goes on from its newest checkpoint in storage there, too.
     """
 
     def __init__(self) -> None:
@@ -38,6 +42,7 @@ class Beats(pl.Callback):
         self._release: ReleaseWatch | None = None
         self._patches = Patches()
         self._freed: str | None = None  # why, and from which operation
+        self._going_on: GoingOn | None = None  # where the strategy does not see to it
 
     @property
     def pulse(self) -> Pulse | None:
@@ -53,6 +58,8 @@ class Beats(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """The ranks have met."""
+        if stage == "fit" and self._going_on is None:
+            self._going_on = go_on_elsewhere(trainer, os.environ)
         self.open()
         pulse = self._pulse
         if pulse is None:
@@ -66,6 +73,11 @@ class Beats(pl.Callback):
             self._release = ReleaseWatch(pulse.cell, round=pulse.round, free=functools.partial(self._free, pulse, run))
             self._patches.replace(trainer, "save_checkpoint", functools.partial(_saving, pulse))
         self._enter(Phase.LOADING)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """All callbacks are set up: where their checkpoints go is left for the next start."""
+        if self._going_on is not None:
+            self._going_on.leave_trail()
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -124,6 +136,7 @@ class Beats(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Leave word of what has happened; Lightning calls no teardown then."""
+        self._going_on = None
         pulse = self._pulse
         if pulse is None:
             return
@@ -137,6 +150,7 @@ class Beats(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """What the script does now is its own affair. Safe to call twice."""
+        self._going_on = None
         self._enter(Phase.DONE)
         self._close(trainer)
 
@@ -202,7 +216,7 @@ class _Doing:
 def pulse_of(trainer: pl.Trainer) -> Pulse | None:
     """What writes a Trainer's beats, in one of its calls; ``None`` without an agent."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # it is made in __init__
-    return next((callback.pulse for callback in callbacks if isinstance(callback, Beats)), None)
+    return next((callback.pulse for callback in callbacks if isinstance(callback, Heartbeat)), None)
 
 
 def attach(trainer: pl.Trainer, *, may_stay: bool = False) -> None:
@@ -213,9 +227,9 @@ def attach(trainer: pl.Trainer, *, may_stay: bool = False) -> None:
         may_stay: This process means to stay for the next round, should another rank fail.
     """
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]  # it is made in __init__
-    found = next((callback for callback in callbacks if isinstance(callback, Beats)), None)
+    found = next((callback for callback in callbacks if isinstance(callback, Heartbeat)), None)
     if found is None:
-        found = Beats()
+        found = Heartbeat()
         callbacks.insert(0, found)  # so that a step counts as done before what others do after it
     found.open()
     if may_stay and found.pulse is not None:

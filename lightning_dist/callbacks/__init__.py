@@ -2,11 +2,11 @@
 
 from lightning_dist.callbacks.checkpoint import AsyncShardedCheckpoint
 from lightning_dist.callbacks.cluster_monitor import ClusterMonitor
-from lightning_dist.callbacks.heartbeat import Heartbeat
 from lightning_dist.callbacks.monitor_outputs import MonitorOutputs
 from lightning_dist.callbacks.monitoring import monitor_callbacks
 from lightning_dist.callbacks.pipeline_picture import PipelinePicture
 from lightning_dist.callbacks.step_timeline import StepTimeline
+from lightning_dist.heartbeat import Heartbeat
 
 __all__ = [
     "AsyncShardedCheckpoint",

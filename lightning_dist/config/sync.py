@@ -10,6 +10,7 @@ from lightning_dist.config.sparse import SparseConfig
 SYNC_ALGORITHMS = ("flat", "hierarchical")
 CODECS = ("same", "bf16", "int8", "onebit", "topk")
 ROUNDINGS = ("nearest", "stochastic")
+GATHERS = ("same", "int8")
 SHARED_MEMORY_CHOICES = ("auto", "off")
 
 
@@ -29,6 +30,8 @@ class SyncConfig:
         error_feedback: Whether what ``int8``, ``onebit`` and ``topk`` lose of a gradient is added to what is sent next.
             It takes the memory of fp32 gradients once a host, and once more over all ranks.
         warmup_steps: So many synchronisations are exact before the first that ``int8``, ``onebit`` or ``topk`` encodes.
+        gathers: How parameters of ``zero1``, ``zero2`` and ``zero3`` cross between hosts: ``same`` as they are, or
+            ``int8``. Each rank keeps its shard, and steps it, exact.
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
         chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
             overlap.
@@ -45,6 +48,7 @@ class SyncConfig:
     ratio: float = 0.01
     error_feedback: bool = True
     warmup_steps: int = 0
+    gathers: str = "same"
     bucket_bytes: int = 8 * MIB
     chunk_bytes: int = 2 * MIB
     max_in_flight: int = 4
@@ -57,6 +61,7 @@ class SyncConfig:
         check_choice("sync.codec", self.codec, CODECS)
         check_choice("sync.rounding", self.rounding, ROUNDINGS)
         check_range("sync.ratio", self.ratio, low=1e-6, high=0.499, unit="of all values")
+        check_choice("sync.gathers", self.gathers, GATHERS)
         check_flags("sync", self)
         check_count("sync.warmup_steps", self.warmup_steps, low=0, unit="synchronisations")
         check_choice("sync.shared_memory", self.shared_memory, SHARED_MEMORY_CHOICES)
@@ -73,4 +78,6 @@ SYNC_PRESETS: dict[str, SyncConfig] = {
     "int8": SyncConfig(codec="int8"),
     "onebit": SyncConfig(codec="onebit", warmup_steps=100),
     "topk": SyncConfig(codec="topk"),
+    "auto": SyncConfig(sparse=SparseConfig(exchange="auto")),
+    "parameter_server": SyncConfig(sparse=SparseConfig(exchange="parameter_server")),
 }

@@ -14,7 +14,7 @@ from lightning_dist import AsyncShardedCheckpoint, ClusterMonitor, Heartbeat
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.detect.phases import Phase
 from lightning_dist.elastic.detect.pulse import Pulse
-from lightning_dist.heartbeat import Beats, pulse_of
+from lightning_dist.heartbeat import pulse_of
 from lightning_dist.monitor.record import Sample
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, sgd, strategy_of, trainer_on_pool
 from tests.support.lookout import Lookout
@@ -155,7 +155,7 @@ def begin_and_end(context: RankContext) -> list[bool]:
     trainer.validate(module, loader_of(batches), verbose=False)
     trainer.fit(module, loader_of(batches), loader_of(batches))
     trainer.validate(module, loader_of(batches), verbose=False)
-    assert sum(isinstance(each, Beats) for each in trainer.callbacks) == 1  # type: ignore[attr-defined]
+    assert sum(isinstance(each, Heartbeat) for each in trainer.callbacks) == 1  # type: ignore[attr-defined]
     return found
 
 
