@@ -26,7 +26,9 @@ _OF_CODECS = {"rounding": ("int8",), "ratio": ("topk",), "error_feedback": _LOSS
 _IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
 
 
-def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, recompute: RecomputeConfig) -> None:
+def refuse_combinations(
+    parallel: ParallelConfig, topology: TopologyConfig, recompute: RecomputeConfig, sync: SyncConfig | None = None
+) -> None:
     """Refuse groups that cannot work together, whatever the cluster; before any process starts.
 
     Raises:
@@ -37,6 +39,15 @@ def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, reco
         raise CombinationError(
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
+        )
+    encoded = f"sync.codec={sync.codec}" if sync is not None and sync.codec in _LOSSY else ""
+    if sync is not None and sync.gathers != "same":
+        encoded = encoded or f"sync.gathers={sync.gathers}"
+    if parallel.splits and encoded:
+        raise CombinationError(
+            f"{encoded} with layers that are shared by ranks: values are encoded in blocks, of split and of whole "
+            "parameters, and ranks that hold the same whole one would get different values of it: write sync=bf16 or "
+            "sync=hierarchical"
         )
     if parallel.stages and recompute.mode == "budget":
         raise CombinationError(
