@@ -2,6 +2,12 @@
 
 What the user has asked for is meant for the size at which the run began. That size is in each checkpoint, so every
 later start compares itself with it, and a run that has its first size again is as it was.
+
+Note [Where an accumulation window begins]
+    Lightning takes an optimizer step whenever the number of batches of the epoch can be divided by
+    ``accumulate_grad_batches``. Where a batch of the present size does not divide what was trained on before, the
+    number of batches done is rounded, and the first step would have too few of them. So until the end of that epoch,
+    windows are counted from where training goes on; the epoch's last one may be shorter, as in any epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from lightning_dist.data_module import ShardedDataModule
 from lightning_dist.elastic.policy.resize import Batch, Resized, resize
 from lightning_dist.errors import ConfigError
 
-_REFERENCE, _SAVED = "reference", "saved"
+_REFERENCE, _SAVED, _IN_WINDOW = "reference", "saved", "in_window"
 _COUNTED_IN_BATCHES = ("val_check_interval", "limit_train_batches")  # of the Trainer, where they are whole numbers
 
 
@@ -34,12 +40,17 @@ class _AtReference(pl.Callback):
         self._present: Batch | None = None
         self._saved: Batch | None = None  # what the checkpoint's counts of batches mean, until they are counted anew
         self.resized: Resized | None = None
+        self._loop: Any = None  # of the epochs, while training
+        self._offset = 0  # batches of the epoch before the first whole window
+        self._in_window: int | None = None  # batches of its window that the checkpoint has done
 
     def state_dict(self) -> dict[str, Any]:
-        """The batch of the first size, and of the present one."""
+        """The batch of the first size, and of the present one; how many batches of the next step are done."""
         if self._reference is None or self._present is None:
             return {}
-        return {_REFERENCE: asdict(self._reference), _SAVED: asdict(self._present)}
+        done = 0 if self._loop is None else self._loop.batch_progress.current.ready - self._offset
+        in_window = done % self._present.accumulation
+        return {_REFERENCE: asdict(self._reference), _SAVED: asdict(self._present), _IN_WINDOW: in_window}
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -49,6 +60,7 @@ class _AtReference(pl.Callback):
         if trainer.state.fn != "fit" or _REFERENCE not in state:
             return
         self._reference, self._saved = _batch_of(state[_REFERENCE]), _batch_of(state[_SAVED])
+        self._in_window = state.get(_IN_WINDOW)
         self.resized = self.resize(trainer, self._reference)
         if self.resized.batch != self._reference:
             rank_zero_info(f"hierdist: {self.resized.sentence}")
@@ -56,12 +68,39 @@ class _AtReference(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Where nothing has said what the first size is, it is this one. Batches that are done count in this size."""
-        self._present = _present(trainer)
+        self._present, self._loop = _present(trainer), trainer.fit_loop.epoch_loop
+        self._begin_with_whole_window()
         if self._reference is None:
             self._reference = self._present
         saved, self._saved = self._saved, None
         if saved is not None:
             _count_anew(trainer, saved, self._present)
+            if saved != self._present:
+                self._in_window = 0  # gradients of a part of a step are in no checkpoint
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """See Note [Where an accumulation window begins]; loaders have said by now how many batches are done."""
+        in_window, self._in_window = self._in_window, None
+        if in_window is None:
+            return
+        done = self._loop.batch_progress.current.ready - 1
+        self._offset = (done - in_window) % trainer.accumulate_grad_batches if done else 0
+        if self._offset:
+            self._loop._accumulated_batches_reached = self._is_window_over
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The next epoch begins with a whole window."""
+        self._begin_with_whole_window()
+
+    def _begin_with_whole_window(self) -> None:
+        self._offset = 0
+        vars(self._loop).pop("_accumulated_batches_reached", None)
+
+    def _is_window_over(self) -> bool:
+        assert self._present is not None
+        return bool((self._loop.batch_progress.current.ready - self._offset) % self._present.accumulation == 0)
 
     def resize(self, trainer: pl.Trainer, reference: Batch) -> Resized:
         """What the present size makes of the batch."""

@@ -5,9 +5,9 @@ Where Lightning is about to read that, the newest checkpoint of this run is read
 if there is one. Every rank takes part; rank 0 looks into storage.
 
 Note [what counts as this run's]
-    A folder may hold checkpoints of earlier runs. Sharded ones carry the run's name, if it has one. Files of
-    Lightning's do not: of these, those count that were written since the run was first started, which the agent's
-    folder says, or the age of torchrun.
+    A folder may hold checkpoints of earlier runs. Sharded ones carry the run's name, if it has one; under ``hierdist
+    launch`` a run that is launched again by its name goes on from them. Files of Lightning's do not: of these, those
+    count that were written since the run was first started, which the agent's folder says, or the age of torchrun.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class GoingOn:
         """Before callbacks are set up."""
         folder = self._launched.agent
         self._trail = trail.find(folder) if folder is not None else None
-        if not self._launched.is_restart:
+        if not (self._launched.is_restart or self._launched.owns_name):
             return
         if folder is not None:
             self._trail = self._ways.first_of(self._trail)
@@ -145,8 +145,9 @@ class GoingOn:
                 continue
             self._say(each.step, each.path)
             return
-        began = f"at {asked}, as the script says" if asked else "anew"
-        rank_zero_info(f"hierdist: start {self._launched.round} of this run begins {began}: nothing of it was saved")
+        if self._launched.is_restart:
+            began = f"at {asked}, as the script says" if asked else "anew"
+            rank_zero_info(f"hierdist: {self._start} begins {began}: nothing of it was saved")
         load(asked)
 
     def _read_kept(self, folder: str, lineage: Lineage, newer_than: int, load: Callable[[Any], None]) -> bool:
@@ -164,13 +165,19 @@ class GoingOn:
 
     def _say(self, step: int, source: str) -> None:
         step = self._trainer._checkpoint_connector._loaded_checkpoint.get("global_step", step)
-        rank_zero_info(f"hierdist: start {self._launched.round} of this run goes on after step {step}, from {source}")
+        hint = "" if self._launched.is_restart else "; another --run begins anew"
+        rank_zero_info(f"hierdist: {self._start} goes on after step {step}, from {source}{hint}")
+
+    @property
+    def _start(self) -> str:
+        is_restart, run, number = self._launched.is_restart, self._launched.run, self._launched.round
+        return f"start {number} of this run" if is_restart else f"run {run}, which was launched before,"
 
     def _lineage(self) -> Lineage:
         begun_s = self._trail.begun_s if self._trail is not None else None
         if begun_s is None and self._launched.agent is None and "TORCHELASTIC_RUN_ID" in os.environ:
             begun_s = trail.started_s(os.getppid())
-        return Lineage(self._launched.run, math.inf if begun_s is None else begun_s)
+        return Lineage(self._launched.run, math.inf if begun_s is None else begun_s, self._launched.owns_name)
 
 
 def checkpoint_folder(trainer: pl.Trainer) -> str:

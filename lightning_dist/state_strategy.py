@@ -37,6 +37,7 @@ from lightning_dist.rank_strategy import RankStrategy
 from lightning_dist.resized import KeptBatch, ScaledRate
 from lightning_dist.restarting import GoingOn, Ways, checkpoint_folder, interrupted_path, older_interrupted
 from lightning_dist.snapshots import MemorySnapshots
+from lightning_dist.stopping import Asked, memory_outlives
 
 
 class StateStrategy(RankStrategy):
@@ -167,16 +168,11 @@ class StateStrategy(RankStrategy):
             )
         self._saver.let_begin()
 
-    def _save_to_stop(self, trainer: pl.Trainer, is_ordered: bool) -> None:
-        """Save where the next start finds it; every rank calls it.
-
-        An agent that orders it has lost no host yet: memory is enough if each host's is on another one, too. A signal
-        may be for all hosts.
-        """
+    def _save_to_stop(self, trainer: pl.Trainer, asked: Asked) -> None:
+        """Save where the next start finds it; every rank calls it."""
         assert self._run is not None
         saver, step = self._saver, trainer.global_step
-        is_safe = self.checkpoint_config.replica == "buddy" or self._run.cluster.num_hosts == 1
-        if is_ordered and is_safe and saver is not None and self.checkpoint_config.replica != "off":
+        if saver is not None and memory_outlives(asked, self.checkpoint_config.replica, self._run.cluster):
             if saver.kept_step != step:
                 self.keep_in_memory(trainer, at_once=True)
             saver.finish()

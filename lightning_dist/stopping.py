@@ -16,9 +16,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_dist.comm.agreement import DelayedVote
+from lightning_dist.elastic.detect.phases import Order
 from lightning_dist.errors import CheckpointError, CollectiveTimeoutError
+from lightning_dist.topology.spec import Cluster
 
-_STOP, _REQUEUE, _WRITING, _LEAVE = 1, 2, 4, 8
+_STOP, _REQUEUE, _WRITING, _LEAVE, _DEPART = 1, 2, 4, 8, 16
 _SAME_SIGNAL_S = 1.0
 """A scheduler signals the group, and launchers pass it on: what comes so soon after the first is no second one."""
 
@@ -28,20 +30,48 @@ def _nothing(step: int) -> None:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """Who wants all ranks to stop; alike on all of them.
+
+    Attributes:
+        signalled: Ranks that got a signal.
+        ordered: Ranks whose agent asks for it.
+        departing: Those of them whose host leaves the run.
+    """
+
+    signalled: tuple[int, ...] = ()
+    ordered: tuple[int, ...] = ()
+    departing: tuple[int, ...] = ()
+
+
+def memory_outlives(asked: Asked, replica: str, cluster: Cluster) -> bool:
+    """Whether what memory has is still there once ranks have stopped and hosts have left; else storage is needed.
+
+    A signal to a rank may be for all hosts. Where one host leaves, another one has its part if it has a buddy.
+    """
+    if asked.signalled or replica == "off":
+        return False
+    num_departing = len({cluster.host_of(rank) for rank in asked.departing})
+    if replica == "buddy":
+        return num_departing < min(2, cluster.num_hosts)
+    return num_departing == 0 and cluster.num_hosts == 1
+
+
+@dataclass(frozen=True)
 class Leaving:
     """How a rank saves before it stops, and what it has to do with an agent; the defaults: not at all.
 
     Attributes:
-        save: Every rank calls it, between two optimizer steps; whether an agent asked for it decides where to.
+        save: Every rank calls it, between two optimizer steps; who asked for it decides where to.
             ``None``: ranks stop without.
-        is_ordered: Whether the agent of this host wants this rank to save and stop; asked before each batch.
+        order: What the agent of this host wants of this rank; asked before each batch.
         answer: Tell the agent after which step that is done.
         is_writing: Whether this rank is writing a checkpoint.
         signals: Beside SIGTERM, what else asks to stop.
     """
 
-    save: Callable[[bool], None] | None = None
-    is_ordered: Callable[[], bool] = lambda: False
+    save: Callable[[Asked], None] | None = None
+    order: Callable[[], Order] = lambda: Order.NONE
     answer: Callable[[int], None] = _nothing
     is_writing: Callable[[], bool] = lambda: False
     signals: Sequence[signal.Signals] = ()
@@ -124,15 +154,21 @@ class StopTogether:
         """Before each batch."""
         if self._leaving.is_writing():
             self._vote.wish(_WRITING, once=True)
-        if self._leaving.is_ordered():
-            self._vote.wish(_LEAVE, once=True)
+        self._pass_on(self._leaving.order())
         said = self._vote.cast()
         self.is_anyone_writing = any(wishes & _WRITING for wishes in said)
         self._requeue(trainer, {rank for rank, wishes in enumerate(said) if wishes & _REQUEUE})
-        signalled = [rank for rank, wishes in enumerate(said) if wishes & _STOP]
-        ordered = [rank for rank, wishes in enumerate(said) if wishes & _LEAVE]
+        signalled, ordered, departing = (
+            tuple(rank for rank, wishes in enumerate(said) if wishes & wish) for wish in (_STOP, _LEAVE, _DEPART)
+        )
         if signalled or ordered:
-            self._save_and_stop(trainer, signalled, ordered)
+            self._save_and_stop(trainer, Asked(signalled, ordered, departing))
+
+    def _pass_on(self, order: Order) -> None:
+        if order in (Order.SNAPSHOT_AND_STOP, Order.SNAPSHOT_AND_DEPART):
+            self._vote.wish(_LEAVE, once=True)
+        if order is Order.SNAPSHOT_AND_DEPART:
+            self._vote.wish(_DEPART, once=True)
 
     def _requeue(self, trainer: pl.Trainer, ranks: set[int]) -> None:
         """Save, and have SLURM queue the job again; once, though ranks hear of it one after another."""
@@ -146,20 +182,21 @@ class StopTogether:
         with self._saving_at_once():
             type(connector)._slurm_sigusr_handler_fn(connector, number, None)  # type: ignore[arg-type]  # it looks at neither
 
-    def _save_and_stop(self, trainer: pl.Trainer, signalled: list[int], ordered: list[int]) -> None:
+    def _save_and_stop(self, trainer: pl.Trainer, asked: Asked) -> None:
         save = self._leaving.save
         if save is not None and trainer.fit_loop.epoch_loop._should_accumulate():
             return  # gradients that are being accumulated would be lost: asked again before the next batch
         if save is not None:
             try:
-                save(not signalled)
+                save(asked)
             except (CheckpointError, CollectiveTimeoutError) as error:  # the same on all ranks
                 warnings.warn(f"nothing was saved before stopping: {error}", stacklevel=2)
         self._leaving.answer(trainer.global_step)
         trainer._signal_connector.received_sigterm = True
-        if signalled:
-            self._stop(f"SIGTERM received by {', '.join(map(self._where, signalled))}")
-        self._stop(f"{', '.join(map(self._where, ordered))} asked to stop after step {trainer.global_step} by an agent")
+        if asked.signalled:
+            self._stop(f"SIGTERM received by {', '.join(map(self._where, asked.signalled))}")
+        ordered = ", ".join(map(self._where, asked.ordered))
+        self._stop(f"{ordered} asked to stop after step {trainer.global_step} by an agent")
 
     def _stop(self, why: str) -> NoReturn:
         stopped = SIGTERMException(why)

@@ -44,7 +44,6 @@ from lightning_dist.config import (
 )
 from lightning_dist.data.loading.agreed import agreed_loader
 from lightning_dist.data.loading.loader import ShardedLoader
-from lightning_dist.elastic.detect.phases import Order
 from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
 from lightning_dist.heartbeat import pulse_of
@@ -222,7 +221,7 @@ class HierDistStrategy(StateStrategy):
         pulse = pulse_of(trainer)
         orders: dict[str, Any] = {}
         if pulse is not None:
-            orders = {"is_ordered": lambda: pulse.order() == Order.SNAPSHOT_AND_STOP, "answer": pulse.answer}
+            orders = {"order": pulse.order, "answer": pulse.answer}
         return Leaving(
             **orders,
             save=functools.partial(self._save_to_stop, trainer) if saves else None,

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="first, those runs that were not fine the last time")
     parser.add_argument("--keep", type=Path, help="folder for the runs, which stays; default: none does")
     parser.add_argument("--steps", type=int, default=2000, help="of the run that looks for false alarms")
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of runs for the overhead, of 400 steps each")
+    parser.add_argument("--rounds", type=int, default=36, help="pairs of turns for the overhead, of 20 steps each")
     parser.add_argument("--minutes", type=float, default=5.0, help="of the run for goodput")
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/<date>-elastic.json")
     return parser
@@ -87,7 +87,7 @@ def _results(arguments: argparse.Namespace, folder: Path, lines: Path, say: Call
     if "alarms" in arguments.part:
         yield "alarms", healthy.run_alarms(steps=arguments.steps, folder=folder / "alarms")
     if "overhead" in arguments.part:
-        yield "overhead", healthy.run_overhead(steps=400, rounds=arguments.rounds, folder=folder / "overhead", say=say)
+        yield "overhead", healthy.run_overhead(rounds=arguments.rounds, folder=folder / "overhead", say=say)
     if "goodput" in arguments.part:
         yield (
             "goodput",

@@ -6,20 +6,25 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.elastic.arms import ARMS, Arm, Shape
-from benchmarks.elastic.scene import Scene, Training
+from benchmarks.elastic.arms import ARMS, Shape
+from benchmarks.elastic.scene import NeverHappened, Scene, Training
 from benchmarks.elastic.steps import Line, newest_round, read_lines
+from benchmarks.elastic.turns import BLOCK, FIRST, give, median_interval, step_seconds
 from lightning_dist import incidents
 
 SHAPE = Shape(2, 2)
 _WARM = 10  # steps that are not counted
 _BLOCK = 5  # steps between two snapshots: each block has one
-_PLAIN = Arm("plain", is_ours=True, words=("--elastic", "off"), training=("--storage-every", "0"))
+_TURN_S = 120.0
+_REST_S = 0.3  # what a run still has to do after its turn is not to meet the other's
+_LOOK_S = 0.05
+_PLAIN = replace(ARMS["torchrun"], name="plain", training=("--storage-every", "0"))
 _GUARDED = replace(ARMS["hierdist"], training=(*ARMS["hierdist"].training[:4], "--storage-every", "0"))
 
 
@@ -43,28 +48,58 @@ def run_alarms(*, steps: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def run_overhead(*, steps: int, rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds a step with heartbeat and snapshots in memory every 5 steps, over those without; runs in turn.
+def run_overhead(*, rounds: int, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds a step under our launcher with snapshots in memory every 5 steps, over those of torchrun without any.
+
+    Two runs take turns, of 20 steps each; every two neighbouring turns give a ratio.
 
     Args:
-        steps: Of a run.
-        rounds: Runs of each kind.
+        rounds: Turns of each run.
         folder: For runs.
         say: Told of each pair.
     """
-    ratios, seconds = [], defaultdict(list)
-    for number in range(rounds):
-        for arm in (_PLAIN, _GUARDED) if number % 2 else (_GUARDED, _PLAIN):
-            with Scene(arm, SHAPE, folder / f"{arm.name}-{number}", Training(steps)) as scene:
-                scene.wait(deadline_s=120 + steps)
-                seconds[arm.name].append(block_s(read_lines(scene.folder)))
-        ratios.append(seconds[_GUARDED.name][-1] / seconds[_PLAIN.name][-1])
-        say(f"overhead {number + 1}: {100 * (ratios[-1] - 1):+.1f}%")
-    return {
-        "median_ratio": statistics.median(ratios),
-        "spread": [min(ratios), max(ratios)],
-        "step_s": {name: statistics.median(each) / _BLOCK for name, each in seconds.items()},
-    }
+    turns = folder / "turns"
+    turns.mkdir(parents=True)
+    steps = FIRST + rounds * BLOCK
+    wall, cpu = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    with ExitStack() as stack:
+        scenes = [
+            stack.enter_context(
+                Scene(arm, SHAPE, folder / arm.name, Training(steps, ("--turns", f"{turns}:{arm.name}")))
+            )
+            for arm in (_PLAIN, _GUARDED)
+        ]
+        for scene in scenes:
+            scene.wait_for("the warm-up", _is_warm, deadline_s=_TURN_S)
+        for number in range(rounds):
+            for scene in scenes if number % 2 else scenes[::-1]:
+                before_s = scene.processor_s()
+                wall[scene.arm.name].append(_turn(scene, turns, number))
+                cpu[scene.arm.name].append((scene.processor_s() - before_s) / BLOCK)
+            say(f"overhead {number + 1}: {100 * (wall[_GUARDED.name][-1] / wall[_PLAIN.name][-1] - 1):+.1f}%")
+    found: dict[str, Any] = {"pairs": rounds}
+    for prefix, taken in (("", wall), ("cpu_", cpu)):
+        ratios = [own / plain for own, plain in zip(taken[_GUARDED.name], taken[_PLAIN.name], strict=True)]
+        found[f"{prefix}median_ratio"] = statistics.median(ratios)
+        found[f"{prefix}spread"] = list(median_interval(ratios))
+        found[f"{prefix}step_s"] = {name: statistics.median(each) for name, each in taken.items()}
+    return found
+
+
+def _is_warm(lines: Sequence[Line]) -> bool:
+    return any(line.step == FIRST - 1 for line in lines)
+
+
+def _turn(scene: Scene, turns: Path, number: int) -> float:
+    """Let a run have its turn; seconds a step."""
+    give(turns, scene.arm.name, number)
+    ranks, end_s = SHAPE.num_hosts * SHAPE.ranks_per_host, time.monotonic() + _TURN_S
+    while (found := step_seconds(turns, scene.arm.name, number, ranks=ranks)) is None:
+        if time.monotonic() > end_s:
+            raise NeverHappened(f"a turn did not end within {_TURN_S:g} s\n{scene.last_words()}")
+        time.sleep(_LOOK_S)
+    time.sleep(_REST_S)
+    return statistics.mean(found)
 
 
 def block_s(lines: Sequence[Line]) -> float:

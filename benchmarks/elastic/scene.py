@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -150,6 +151,15 @@ class Scene:
             }
         except RanksFailed as failure:
             raise NeverHappened(f"the run did not end within {deadline_s:g} s\n{failure}") from failure
+
+    def processor_s(self) -> float:
+        """Processor time that all processes on the hosts have used so far, in seconds."""
+        total = 0.0
+        for pid in (pid for host in self.cluster.hosts.values() for pid in host.pids()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = psutil.Process(pid).cpu_times()
+                total += times.user + times.system
+        return total
 
     def kill_rank(self, number: int) -> float:
         """SIGKILL for one of the processes that train, by their order; when that was."""

@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path[:0] = [str(ROOT / "examples"), str(ROOT)]
 
 from model import Learner  # noqa: E402 - the folder of the examples is no package
 
+from benchmarks.elastic.turns import Turn  # noqa: E402 - likewise
 from lightning_dist import AsyncShardedCheckpoint, CheckpointConfig, HierDistStrategy, ShardedDataModule  # noqa: E402
 from lightning_dist.config.elastic import ElasticConfig  # noqa: E402
 from lightning_dist.run_config import AdamWConfig, GPTConfig  # noqa: E402
@@ -71,26 +72,40 @@ class StepLines(pl.Callback):
     Args:
         folder: Of the run.
         pause: After so many steps, do nothing for so many seconds, once.
-        pass_s: A micro-batch takes so many seconds at least, as if a device were at work and the processor free.
+        pass_s: A micro-batch takes so many seconds at least, as if a device were at work and the processor free; the
+            second number counts while a step has several.
+        turns: Folder and name of this run, if it takes turns with another one.
     """
 
-    def __init__(self, folder: Path, *, pause: tuple[int, float] | None, pass_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        pause: tuple[int, float] | None,
+        pass_s: tuple[float, float],
+        turns: tuple[Path, str] | None,
+    ) -> None:
         steps = folder / "steps"
         steps.mkdir(parents=True, exist_ok=True)
         name = f"{os.environ.get('HIERDIST_HOST', os.environ.get('GROUP_RANK', 'host'))}-{os.getpid()}.jsonl"
         self._file = os.open(steps / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._round = self._step = 0
         self._pause, self._pass_s, self._began_s = pause, pass_s, 0.0
+        self._turns = turns
+        self._turn: Turn | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # torchrun does not number its rounds: when rank 0 began is as good, and the same on all ranks.
         given = os.environ.get("HIERDIST_ROUND")
+        self._turn = None if self._turns is None else Turn(*self._turns, trainer.global_rank)
         self._round = int(given) if given else trainer.strategy.broadcast(int(time.monotonic() * 1000))
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._step = trainer.global_step + 1  # all micro-batches of a step are its
+        if self._turn is not None:
+            self._turn.before_step(self._step)
         self._began_s = time.monotonic()
 
     def on_train_batch_end(
@@ -109,7 +124,10 @@ class StepLines(pl.Callback):
         if self._pause is not None and self._pause[0] == trainer.global_step:
             seconds, self._pause = self._pause[1], None
             time.sleep(seconds)
-        time.sleep(max(0.0, self._began_s + self._pass_s - time.monotonic()))
+        pass_s = self._pass_s[trainer.accumulate_grad_batches > 1]
+        time.sleep(max(0.0, self._began_s + pass_s - time.monotonic()))
+        if self._turn is not None:
+            self._turn.after_step(self._step)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self._file >= 0:
@@ -139,7 +157,8 @@ def make_trainer(arguments: argparse.Namespace, folder: Path) -> pl.Trainer:
         ),
         elastic=None if arguments.elastic is None else ElasticConfig(**json.loads(arguments.elastic)),
     )
-    callbacks: list[pl.Callback] = [StepLines(folder, pause=arguments.pause, pass_s=arguments.pass_s)]
+    lines = StepLines(folder, pause=arguments.pause, pass_s=arguments.pass_s, turns=arguments.turns)
+    callbacks: list[pl.Callback] = [lines]
     if arguments.storage_every:
         callbacks.append(
             AsyncShardedCheckpoint(
@@ -175,6 +194,11 @@ def _pause(text: str) -> tuple[int, float]:
     return int(step), float(seconds)
 
 
+def _turns(text: str) -> tuple[Path, str]:
+    folder, _, name = text.rpartition(":")
+    return Path(folder), name
+
+
 def main() -> None:
     """One rank."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -183,7 +207,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1 << 16, help="of an epoch")
     parser.add_argument("--batch-size", type=int, default=8, help="samples a rank and micro-batch")
     parser.add_argument("--model", default="small", choices=list(MODELS))
-    parser.add_argument("--pass-s", type=float, default=0.0, help="seconds that a micro-batch takes at least")
+    parser.add_argument("--pass-s", type=float, nargs=2, default=(0.0, 0.0), help="see StepLines")
     parser.add_argument("--parallel", default="ddp")
     parser.add_argument("--replica", default="off", choices=["off", "memory", "buddy"])
     parser.add_argument("--memory-every", type=int, default=5, help="steps between two snapshots in memory")
@@ -191,6 +215,7 @@ def main() -> None:
     parser.add_argument("--storage-keeps-all", action="store_true", help="of them; else the newest")
     parser.add_argument("--validate-every", type=int, default=0, help="steps; 0: never")
     parser.add_argument("--pause", type=_pause, help="STEP:SECONDS")
+    parser.add_argument("--turns", type=_turns, help="FOLDER:NAME")
     parser.add_argument("--elastic", help="options of elastic, as JSON")
     arguments = parser.parse_args()
     folder = arguments.folder.resolve()

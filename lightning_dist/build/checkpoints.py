@@ -30,7 +30,7 @@ from lightning_dist.checkpoint.late_copy import Late
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.mirror import MemoryFolder
 from lightning_dist.checkpoint.objects import Encoded
-from lightning_dist.checkpoint.repeated import Repeatable, save_again
+from lightning_dist.checkpoint.repeated import Repeatable, Repeater
 from lightning_dist.checkpoint.storage import Folder
 from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
@@ -154,7 +154,7 @@ class CheckpointSaver:
         self._has_saved = False
         self._has_failed = False
         self._is_for_memory = False  # what is being written
-        self._planned: tuple[Repeatable, tuple[tuple[Any, ...], ...]] | None = None  # of the last save into memory only
+        self._repeater: tuple[Repeater, tuple[tuple[Any, ...], ...]] | None = None  # by the last plan for memory only
         self.kept_step: int | None = None
         self.on_committed: Callable[[int], None] = lambda step: None
         self.skipped = 0
@@ -451,7 +451,7 @@ class CheckpointSaver:
         if copied.late_bytes:
             with run.events.measure(LATE_COPY, lane="checkpoint", size_bytes=copied.late_bytes):
                 self._copies.copy_rest()
-        if isinstance(target, MemoryFolder) and mirror is not None and self._save_again(target, mirror, copied, record):
+        if isinstance(target, MemoryFolder) and mirror is not None and self._save_again(mirror, copied, record):
             return _Written(None, (run.events.clock_ns() - start_ns) / 1e9)
         planned: list[Repeatable] = []
         manifest = sharded.save(
@@ -467,7 +467,8 @@ class CheckpointSaver:
             remember=planned.append,
         )
         if isinstance(target, MemoryFolder):
-            self._planned = (planned[0], copied.layout)
+            group = self._group.process_group if run.cluster.world_size > 1 else None
+            self._repeater = (Repeater(planned[0], rank=run.rank, group=group), copied.layout)
         end_ns = run.events.clock_ns()
         run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=copied.size_bytes)
         if mirror is not None and self._replicas is not None:
@@ -489,30 +490,24 @@ class CheckpointSaver:
         else:
             self.kept_step = None
 
-    def _save_again(self, target: MemoryFolder, mirror: Mirror, copied: _Copied, record: Mapping[str, Any]) -> bool:
+    def _save_again(self, mirror: Mirror, copied: _Copied, record: Mapping[str, Any]) -> bool:
         """Write by the plan of the save before, if there is one, and spread; whether that is a checkpoint."""
-        replicas = self._replicas
-        if self._planned is None or replicas is None:
+        if self._repeater is None or self._replicas is None:
             return False
-        run, (planned, layout) = self._run, self._planned
-        is_spread = save_again(
-            planned,
+        run, (repeater, layout) = self._run, self._repeater
+        is_spread = repeater.save(
             copied.state,
-            target,
-            rank=run.rank,
-            host=run.cluster.host_of(run.rank),
-            group=self._group.process_group if run.cluster.world_size > 1 else None,
+            self._replicas.kept_save(mirror),
             record=record,
             is_same=layout == copied.layout
-            and planned.is_for({name: each for name, each in copied.state.items() if isinstance(each, Encoded)}),
+            and repeater.is_for(frozenset(name for name, each in copied.state.items() if isinstance(each, Encoded))),
             intact=self._copies.complete,
             written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
-            spread=lambda: replicas.spread(mirror),
         )
         if is_spread is None:
-            target.written.clear()
             return False
-        self._settle_memory(mirror, is_spread=is_spread)
+        if not is_spread:
+            self.kept_step = None
         if isinstance(step := record.get("step"), int):
             self.on_committed(step)
         return True

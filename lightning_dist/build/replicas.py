@@ -14,8 +14,10 @@ import torch.distributed as dist
 from lightning_dist.build.keepers import Keepers, attached, is_first_of_host, meet, said, split_path
 from lightning_dist.build.run import RunContext
 from lightning_dist.checkpoint.catalog import Checkpoint, open_checkpoint, survey
+from lightning_dist.checkpoint.keeper.client import Line
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
 from lightning_dist.checkpoint.keeper.messages import NoKeeperError
+from lightning_dist.checkpoint.kept_save import KeptSave, Lines
 from lightning_dist.checkpoint.lineage import Lineage
 from lightning_dist.checkpoint.mirror import MemoryFolder, MirroredFolder
 from lightning_dist.checkpoint.rate import RateLimit
@@ -84,6 +86,11 @@ class Replicas:
         self._events = events
         self._presence = attached(self._own)
         self._saves = 0
+        lines = {keeper.endpoint.identity: Line(keeper) for keeper in keepers.all}
+        buddy = None if keepers.buddy is None else lines.get(keepers.buddy.endpoint.identity)
+        self._lines = Lines(
+            tuple(lines.values()), buddy, rate=self._rate, part_bytes=self._part_bytes, used=self._say_used
+        )
 
     def mirrored(self, storage: Folder | None, path: str) -> Mirror | None:
         """A folder that is written to memory, too; every rank calls it for each save.
@@ -110,6 +117,10 @@ class Replicas:
         kept = KeptFolder(self._keepers.all, name)
         return Mirror(MemoryFolder(kept) if storage is None else MirroredFolder(storage, kept), name)
 
+    def kept_save(self, mirror: Mirror) -> KeptSave:
+        """The way into memory for a save by a plan that has been made before."""
+        return KeptSave(self._lines, mirror.name)
+
     def spread(self, mirror: Mirror) -> bool:
         """Send what this rank has written to its buddy; whether that is there. If it fails, there is a warning."""
         buddy, is_there = self._keepers.buddy, True
@@ -132,7 +143,7 @@ class Replicas:
             return
         try:
             self._own.keep(mirror.name)
-            self._events.count(MEMORY, self._own.about()["used_bytes"], lane="checkpoint")
+            self._say_used(self._own.about()["used_bytes"])
         except StorageError as error:
             warnings.warn(f"older checkpoints stay in memory: {error}", stacklevel=2)
 
@@ -145,8 +156,13 @@ class Replicas:
 
     def close(self) -> None:
         """Let this host's keeper end, after its time. Safe to call twice."""
+        self._lines.close()
         if self._presence is not None:
             self._presence.close()
+
+    def _say_used(self, size_bytes: int) -> None:
+        if self._is_first:
+            self._events.count(MEMORY, size_bytes, lane="checkpoint")
 
     def _parts(self, folder: str, file: str, size: int) -> Iterator[memoryview]:
         scratch = memoryview(bytearray(min(self._part_bytes, size)))

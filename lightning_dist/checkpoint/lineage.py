@@ -25,19 +25,22 @@ class Lineage:
     Attributes:
         run: Its name; ``None``: it has none.
         begun_s: When it was first started, seconds since 1970; infinite where that is not known.
+        owns_name: No other run has its name: what carries it is its own, however old.
     """
 
     run: str | None
     begun_s: float
+    owns_name: bool = False
 
     def has_saved(self, checkpoint: Checkpoint) -> bool:
         """Whether this run has saved it: by the run's name if both have one, and by when it was committed.
 
-        A name may be given to a later run, too.
+        Launchers other than ours give a name to later runs, too.
         """
         saved_by = checkpoint.manifest.record.get(RUN)
         if self.run is not None and saved_by is not None:
-            is_old = not math.isinf(self.begun_s) and checkpoint.manifest.created_s < self.begun_s - _CLOCKS_S
+            knows_age = not self.owns_name and not math.isinf(self.begun_s)
+            is_old = knows_age and checkpoint.manifest.created_s < self.begun_s - _CLOCKS_S
             return bool(saved_by == self.run) and not is_old
         return checkpoint.manifest.created_s >= self.begun_s
 

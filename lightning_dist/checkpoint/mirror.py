@@ -19,8 +19,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
-from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest, parse
-from lightning_dist.checkpoint.save_ids import is_manifest, manifest_file
+from lightning_dist.checkpoint.manifest import MARKER_FILE, parse
+from lightning_dist.checkpoint.save_ids import is_manifest
 from lightning_dist.checkpoint.storage import Buffer, Folder
 from lightning_dist.errors import StorageError
 
@@ -51,8 +51,9 @@ class MemoryFolder:
         """See ``Folder``."""
         if is_manifest(name):
             data = b"".join(buffers)
-            if name not in self._sizes:
-                self.expect(parse(data, name), len(data))
+            manifest = parse(data, name)
+            self._sizes = {file: entry.size for file, entry in manifest.files.items()}
+            self._sizes[name] = len(data)
             self._memory.write_everywhere(name, [data])
         elif name == MARKER_FILE:
             there = self._memory.list()
@@ -63,16 +64,6 @@ class MemoryFolder:
         else:
             self._memory.write(name, buffers)
             self.written.append(name)
-
-    def expect(self, manifest: Manifest, size_bytes: int) -> None:
-        """Say what has to be there before a marker may be.
-
-        Args:
-            manifest: Which is about to be written.
-            size_bytes: Its own size.
-        """
-        self._sizes = {file: entry.size for file, entry in manifest.files.items()}
-        self._sizes[manifest_file(manifest.save_id)] = size_bytes
 
     def read_into(self, name: str, start: int, target: memoryview) -> None:
         """See ``Folder``."""

@@ -1,203 +1,288 @@
 """Saving once more what has been planned before: the same tensors on the same ranks, with other values.
 
 A whole save takes a dozen collectives and a plan of every piece. Where one follows the other every few steps, nothing
-of that changes, and two exchanges are enough::
+of that changes, and two exchanges of numbers are enough::
 
-    every rank    writes its file to where its pieces are, and says what is in it
-    coordinator   makes the manifest out of the one before, commits, and says whether it has
+    every rank    fills memory with its file, hands it to the keeper of its host and sends it to its buddy
+    all           say whether they have, and the checksums of their items
+    coordinator   fills the manifest's gaps, commits, and says whether it has
 
-Whether the layout is the same is seen by each rank; if one says no, nothing is committed and all plan anew.
+Whether the layout is the same is seen by each rank; if one says no, nothing is committed and all plan anew. Texts are
+exchanged only where something has failed.
 """
 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import Metadata, SavePlan
-from torch.distributed.checkpoint.planner import BytesIOWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint import SavePlan
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from lightning_dist.checkpoint import manifest as formats
-from lightning_dist.checkpoint.manifest import ByteRange, FileEntry, Manifest
-from lightning_dist.checkpoint.mirror import MemoryFolder
-from lightning_dist.checkpoint.objects import Encoded
+from lightning_dist.checkpoint.host_pieces import bytes_of
+from lightning_dist.checkpoint.kept_save import KeptSave
+from lightning_dist.checkpoint.manifest import FileEntry, Manifest
+from lightning_dist.checkpoint.manifest_text import ManifestText, Part
 from lightning_dist.checkpoint.save_ids import manifest_file, next_save_id, shard_file
-from lightning_dist.checkpoint.save_planner import SharedSavePlanner
-from lightning_dist.checkpoint.shard_stream import ShardStream
-from lightning_dist.checkpoint.shard_writer import Written, manifest_of, source_of
+from lightning_dist.checkpoint.save_planner import SharedSavePlanner, piece_of
+from lightning_dist.checkpoint.shard_stream import starts_of
 from lightning_dist.errors import CheckpointError, CollectiveError
+
+_ANEW, _FAILED, _WHOLE, _SPREAD = range(4)  # what a rank says of its file
+_LOST, _COMMITTED, _ALONE = range(3)  # what the coordinator says of all; alone: no keeper has older ones
+_HEAD = 5
 
 
 @dataclass(frozen=True)
 class Repeatable:
-    """What a save leaves for the next one of the same layout.
+    """What a save leaves for the next ones of the same layout.
 
     Attributes:
         plan: What this rank writes.
-        metadata: Of the whole checkpoint; on the coordinator.
+        manifest: Of the whole checkpoint; on the coordinator.
         results: What each rank has written; on the coordinator.
     """
 
     plan: SavePlan
-    metadata: Metadata | None = None
+    manifest: Manifest | None = None
     results: tuple[tuple[WriteResult, ...], ...] = ()
 
-    def is_for(self, objects: Mapping[str, Encoded]) -> bool:
-        """Whether a rank has objects of the same names."""
-        planned = {item.index.fqn for item in self.plan.items if item.type == WriteItemType.BYTE_IO}
-        return planned == objects.keys()
+
+class _Said(NamedTuple):
+    """What a rank says of its file, as numbers: these, then size and CRC-32 of each item."""
+
+    code: int
+    step: int
+    epoch: int
+    size: int
+    crc: int
+    items: Sequence[int] = ()
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        return self.step, self.epoch
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What a rank says of its file."""
-
-    rank: int
-    file: FileEntry
-    starts: Sequence[int]
-    sizes: Sequence[int]
-    crcs: Sequence[int]
-    moment: tuple[Any, Any]
-    is_spread: bool = False
-
-
-@dataclass(frozen=True)
-class _No:
-    """Why there is no checkpoint; without a reason, all are to plan anew."""
-
-    reason: str | None
-
-
-def save_again(
-    before: Repeatable,
-    state: dict[str, Any],
-    folder: MemoryFolder,
-    *,
-    rank: int,
-    host: str,
-    group: dist.ProcessGroup | None,
-    record: Mapping[str, Any],
-    is_same: bool,
-    intact: Callable[[], None],
-    written: Callable[[int], None],
-    spread: Callable[[], bool],
-) -> bool | None:
-    """Write a checkpoint by an earlier plan; when this returns a truth value, it is committed.
+class Repeater:
+    """Saves by one plan, again and again; every rank has one, and makes it and calls it alike.
 
     Args:
-        before: Of this rank.
-        state: As for :func:`lightning_dist.checkpoint.sharded.save`.
-        folder: New, and the same on all ranks.
+        planned: What the save before has left on this rank.
         rank: Global rank.
-        host: Name of its host.
         group: Whose ranks save; ``None`` for this process alone.
-        record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; the coordinator's counts.
-        is_same: Whether this rank holds the same pieces as before.
-        intact: Raises if values are not what they are to be.
-        written: See :class:`~lightning_dist.checkpoint.shard_stream.ShardStream`.
-        spread: Called once this rank's file is there, before it is committed; whether it has succeeded.
-
-    Returns:
-        Whether it has on all ranks. ``None`` on all: they have to plan anew.
-
-    Raises:
-        CheckpointError: It could not be written; the same on all ranks.
     """
-    moment = (record.get("step"), record.get("epoch"))
-    save_id = next_save_id((), now_s=float(record.get("step") or 0), token=0)  # alike on all, and the folder is new
-    own: _Part | _No = _No(None)
-    if is_same:
-        try:
-            part = _write(before.plan, state, folder, rank, host, save_id, moment, intact, written)
-            own = replace(part, is_spread=spread())
-        except CollectiveError:
-            raise
-        except Exception as error:
-            own = _No(f"rank {rank}: {type(error).__name__}: {error}")
-    said: list[_Part | _No] = [own]
-    if group is not None:
-        gathered: list[Any] = [None] * group.size()
-        dist.gather_object(own, gathered if group.rank() == 0 else None, group=group, group_dst=0)
-        said = gathered
-    verdict: Any = _commit(before, said, folder, save_id, record) if group is None or group.rank() == 0 else None
-    if group is not None:
-        answer: list[Any] = [verdict]
-        dist.broadcast_object_list(answer, group=group, group_src=0)
-        verdict = answer[0]
-    if isinstance(verdict, _No) and verdict.reason is not None:
-        raise CheckpointError(f"saving {folder.url} failed on {verdict.reason}")
-    return None if isinstance(verdict, _No) else verdict
+
+    def __init__(self, planned: Repeatable, *, rank: int, group: dist.ProcessGroup | None) -> None:
+        self._items = planned.plan.items
+        self._rank = rank
+        self._group = group
+        self._names = list(dict.fromkeys(item.index.fqn for item in self._items if not _is_object(item)))
+        self._objects = frozenset(item.index.fqn for item in self._items if _is_object(item))
+        self._seen: list[Any] = []
+        self._tensors: list[torch.Tensor | None] = []
+        self._views: list[memoryview | None] = []
+        self._text: ManifestText | None = None
+        self._hosts: dict[int, str] = {}
+        if planned.manifest is not None:
+            files = [own[0].storage_data.file for own in planned.results if own]
+            self._hosts = {file.rank: file.host for file in files}
+            places = {
+                own[0].storage_data.file.rank: [each.storage_data.place for each in own]
+                for own in planned.results
+                if own
+            }
+            self._text = ManifestText.of(planned.manifest, places)
+        longest = torch.tensor(len(self._items))
+        if group is not None:
+            dist.all_reduce(longest, dist.ReduceOp.MAX, group=group)
+        self._length = _HEAD + 2 * int(longest)
+
+    def is_for(self, objects: frozenset[str]) -> bool:
+        """Whether the plan is one for objects of these names on this rank."""
+        return self._objects == objects
+
+    def save(
+        self,
+        state: Mapping[str, Any],
+        kept: KeptSave,
+        *,
+        record: Mapping[str, Any],
+        is_same: bool,
+        intact: Callable[[], None],
+        written: Callable[[int], None],
+    ) -> bool | None:
+        """Write a checkpoint; when this returns a truth value, it is committed.
+
+        Args:
+            state: As for :func:`lightning_dist.checkpoint.sharded.save`.
+            kept: Where to; of the same name on all ranks.
+            record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; the coordinator's counts.
+            is_same: Whether this rank holds the same pieces as before.
+            intact: Raises if values are not what they are to be.
+            written: Told how many bytes this rank has written.
+
+        Returns:
+            Whether it is on all buddies, too. ``None`` on all ranks: they have to plan anew.
+
+        Raises:
+            CheckpointError: It could not be written; the same on all ranks.
+        """
+        save_id = next_save_id((), now_s=float(record.get("step") or 0), token=0)  # alike on all; the folder is new
+        own, reason = _Said(_ANEW, 0, 0, 0, 0), ""
+        if is_same:
+            try:
+                own = self._write(state, kept, shard_file(self._rank, save_id), record, intact)
+                written(own.size)
+            except CollectiveError:
+                raise
+            except Exception as error:
+                own, reason = own._replace(code=_FAILED), f"rank {self._rank}: {type(error).__name__}: {error}"
+        said = self._exchange(own)
+        reasons = self._reasons(said, reason)
+        if reasons or any(each.code == _ANEW for each in said):
+            kept.settle(is_committed=False, is_alone=False)
+            if reasons:
+                raise CheckpointError(f"saving {kept.url} failed on {'; '.join(reasons)}")
+            return None
+        is_spread = all(each.code == _SPREAD for each in said)
+        outcome, reason = self._outcome(said, kept, save_id, record, is_spread=is_spread)
+        kept.settle(is_committed=outcome != _LOST, is_alone=outcome == _ALONE)
+        if outcome == _LOST:
+            raise CheckpointError(f"saving {kept.url} failed on {reason}")
+        return is_spread
+
+    def _write(
+        self,
+        state: Mapping[str, Any],
+        kept: KeptSave,
+        name: str,
+        record: Mapping[str, Any],
+        intact: Callable[[], None],
+    ) -> _Said:
+        intact()
+        parts = self._parts(state)
+        sizes = [len(part) for part in parts]
+        starts, size = starts_of(sizes)
+        crcs = []
+        step, epoch = (int(value) if value is not None else -1 for value in map(record.get, ("step", "epoch")))
+        if not parts:
+            return _Said(_SPREAD, step, epoch, 0, 0)
+        with kept.room(size) as room:
+            for part, (start, following) in zip(parts, pairwise([*starts, size]), strict=True):
+                end = start + len(part)
+                room[start:end] = part
+                room[end:following] = bytes(following - end)  # what was there before is not part of the file
+                crcs.append(zlib.crc32(part))
+            crc = zlib.crc32(room)
+        intact()
+        kept.hand_over(name)
+        code = _SPREAD if kept.spread(name) else _WHOLE
+        return _Said(
+            code, step, epoch, size, crc, [number for pair in zip(sizes, crcs, strict=True) for number in pair]
+        )
+
+    def _parts(self, state: Mapping[str, Any]) -> list[memoryview]:
+        """The bytes of each item. Tensors lie where they lay before, as long as the state has the same objects."""
+        held = [state[name] for name in self._names]
+        if len(held) != len(self._seen) or any(a is not b for a, b in zip(held, self._seen, strict=True)):
+            planner = SharedSavePlanner(state=dict(zip(self._names, held, strict=True)))
+            planner.set_up_planner({})
+            tensors = [None if _is_object(item) else planner.part_of(piece_of(item)) for item in self._items]
+            self._tensors, self._seen = tensors, held
+            self._views = [None if each is None or not _lies_plain(each) else bytes_of(each) for each in tensors]
+        parts = []
+        for item, tensor, view in zip(self._items, self._tensors, self._views, strict=True):
+            if view is not None:
+                parts.append(view)
+            else:
+                parts.append(memoryview(state[item.index.fqn].data) if tensor is None else bytes_of(tensor))
+        return parts
+
+    def _exchange(self, own: _Said) -> list[_Said]:
+        if self._group is None:
+            return [own]
+        numbers = torch.zeros(self._length, dtype=torch.int64)
+        numbers[: _HEAD + len(own.items)] = torch.tensor([*own[:_HEAD], *own.items])
+        gathered = torch.empty(self._group.size() * self._length, dtype=torch.int64)
+        dist.all_gather_into_tensor(gathered, numbers, group=self._group)
+        rows = gathered.view(-1, self._length).tolist()
+        return [_Said._make([*row[:_HEAD], row[_HEAD:]]) for row in rows]
+
+    def _reasons(self, said: Sequence[_Said], own: str) -> list[str]:
+        """Why there can be no checkpoint, alike on all ranks; nothing if there can be one, or all are to plan anew."""
+        if any(each.code == _FAILED for each in said):
+            reasons: list[str] = [own]
+            if self._group is not None:
+                gathered: list[Any] = [None] * self._group.size()
+                dist.all_gather_object(gathered, own, group=self._group)
+                reasons = gathered
+            return [each for each in reasons if each]
+        if any(each.code == _ANEW for each in said):
+            return []
+        late = next((rank for rank, each in enumerate(said) if each.moment != said[0].moment), None)
+        if late is None:
+            return []
+        return [f"rank {late}: its values are of step {said[late].step}, rank 0's of {said[0].step}"]
+
+    def _outcome(
+        self, said: Sequence[_Said], kept: KeptSave, save_id: str, record: Mapping[str, Any], *, is_spread: bool
+    ) -> tuple[int, str]:
+        """What the coordinator says, and why there is no checkpoint, if there is none."""
+        outcome, reason = _LOST, ""
+        if self._text is not None:
+            try:
+                outcome = self._commit(self._text, said, kept, save_id, record, is_spread=is_spread)
+            except CollectiveError:
+                raise
+            except Exception as error:
+                reason = f"rank {self._rank}: {type(error).__name__}: {error}"
+        if self._group is None:
+            return outcome, reason
+        number = torch.tensor(outcome)
+        dist.broadcast(number, group=self._group, group_src=0)
+        outcome = int(number)
+        if outcome == _LOST:
+            texts = [reason]
+            dist.broadcast_object_list(texts, group=self._group, group_src=0)
+            reason = texts[0]
+        return outcome, reason
+
+    def _commit(
+        self,
+        text: ManifestText,
+        said: Sequence[_Said],
+        kept: KeptSave,
+        save_id: str,
+        record: Mapping[str, Any],
+        *,
+        is_spread: bool,
+    ) -> int:
+        parts: dict[int, Part] = {}
+        for rank, host in self._hosts.items():
+            size, crc, items = said[rank].size, said[rank].crc, said[rank].items
+            starts, _ = starts_of(items[0::2])
+            entry = FileEntry(size, crc, rank, host)
+            parts[rank] = Part(shard_file(rank, save_id), entry, starts, items[0::2], items[1::2])
+        manifest = text.encode(parts, save_id=save_id, created_s=time.time(), record=record)
+        files = {part.file: part.entry.size for part in parts.values()}
+        marker = formats.Marker.of(save_id, manifest).encode()
+        is_everywhere = kept.commit(files, manifest_file(save_id), manifest, marker, is_alone=is_spread)
+        return _ALONE if is_everywhere and is_spread else _COMMITTED
 
 
-def _write(
-    plan: SavePlan,
-    state: dict[str, Any],
-    folder: MemoryFolder,
-    rank: int,
-    host: str,
-    save_id: str,
-    moment: tuple[Any, Any],
-    intact: Callable[[], None],
-    written: Callable[[int], None],
-) -> _Part:
-    planner = SharedSavePlanner(state=state, intact=intact)
-    planner.set_up_planner({})
-    sources = [source_of(_of_present_size(item, state), planner) for item in plan.items]
-    stream = ShardStream(sources, written=written)
-    if sources:
-        folder.write(shard_file(rank, save_id), stream)
-    intact()
-    file = FileEntry(stream.size_bytes, stream.crc32, rank, host)
-    return _Part(rank, file, stream.starts, [source.size_bytes for source in sources], stream.crcs, moment)
+def _is_object(item: WriteItem) -> bool:
+    return item.type == WriteItemType.BYTE_IO
 
 
-def _of_present_size(item: WriteItem, state: Mapping[str, Any]) -> WriteItem:
-    if item.type != WriteItemType.BYTE_IO:
-        return item
-    return replace(item, bytes_io_data=BytesIOWriteData(len(state[item.index.fqn].data)))
-
-
-def _commit(
-    before: Repeatable, said: Sequence[_Part | _No], folder: MemoryFolder, save_id: str, record: Mapping[str, Any]
-) -> _No | bool:
-    """On the coordinator; what is to be said to all: where it is committed, whether all have spread it."""
-    refused = [each for each in said if isinstance(each, _No)]
-    if refused:
-        reasons = [each.reason for each in refused if each.reason is not None]
-        return _No("; ".join(reasons) if reasons else None)
-    parts = [each for each in said if isinstance(each, _Part)]
-    late = next((each for each in parts if each.moment != parts[0].moment), None)
-    if late is not None:
-        return _No(f"rank {late.rank}: its values are of step {late.moment[0]}, rank 0's of {parts[0].moment[0]}")
-    try:
-        made = _manifest(before, parts, save_id, record, folder.url)
-        data = formats.encode(made)
-        folder.expect(made, len(data))
-        folder.write(manifest_file(save_id), [data])
-        folder.write(formats.MARKER_FILE, [formats.Marker.of(save_id, data).encode()])
-    except CollectiveError:
-        raise
-    except Exception as error:
-        return _No(f"rank {parts[0].rank}: {type(error).__name__}: {error}")
-    return all(each.is_spread for each in parts)
-
-
-def _manifest(
-    before: Repeatable, parts: Sequence[_Part], save_id: str, record: Mapping[str, Any], url: str
-) -> Manifest:
-    results = []
-    of_rank = {part.rank: part for part in parts}
-    for planned in before.results:
-        if not planned:
-            continue
-        part = of_rank[planned[0].storage_data.file.rank]
-        name = shard_file(part.rank, save_id)
-        for result, start, size, crc in zip(planned, part.starts, part.sizes, part.crcs, strict=True):
-            written = Written(ByteRange(name, start, size, crc), result.storage_data.sizes, part.file)
-            results.append(replace(result, size_in_bytes=size, storage_data=written))
-    assert before.metadata is not None
-    return manifest_of(before.metadata, results, save_id=save_id, record=record, url=url, created_s=time.time())
+def _lies_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are those of its own memory, so that they can be looked at again without a copy."""
+    is_plain = tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+    return is_plain and tensor.is_contiguous()

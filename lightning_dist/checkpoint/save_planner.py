@@ -143,7 +143,10 @@ class SharedSavePlanner(SavePlanner):
         name = write_item.index.fqn
         if write_item.type == WriteItemType.BYTE_IO:
             return io.BytesIO(self._objects[name].data)
-        piece = piece_of(write_item)
+        return self.part_of(piece_of(write_item))
+
+    def part_of(self, piece: Piece) -> torch.Tensor:
+        """The values of a piece that this rank holds, as a view."""
         return self._holder(piece).part(piece)
 
     def _holder(self, piece: Piece) -> HostPiece:

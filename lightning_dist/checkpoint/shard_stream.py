@@ -46,14 +46,9 @@ class ShardStream:
     def __init__(self, sources: Sequence[Source], *, written: Callable[[int], None] = lambda size_bytes: None) -> None:
         self._sources = sources
         self._written = written
-        self.starts: list[int] = []
+        self.starts, self.size_bytes = starts_of([source.size_bytes for source in sources])
         self.crcs: list[int] = []
         self.crc32 = 0
-        end = 0
-        for source in sources:
-            self.starts.append(end + -end % ALIGNMENT_BYTES if source.size_bytes else end)
-            end = self.starts[-1] + source.size_bytes
-        self.size_bytes = end
 
     def __iter__(self) -> Iterator[memoryview | bytes]:
         self.crcs, self.crc32 = [], 0
@@ -72,3 +67,12 @@ class ShardStream:
             yield data
             self._written(len(data))
             end = start + source.size_bytes
+
+
+def starts_of(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where chunks of these sizes begin in a file, and its size, all in bytes."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end + -end % ALIGNMENT_BYTES if size else end)
+        end = starts[-1] + size
+    return starts, end

@@ -77,7 +77,6 @@ class ShardWriter(StorageWriter):
     Attributes:
         manifest: Of what is committed; on the coordinator.
         plan: What this rank has written last.
-        metadata: Of the whole checkpoint; on the coordinator.
         results: What each rank has written; on the coordinator.
     """
 
@@ -102,7 +101,6 @@ class ShardWriter(StorageWriter):
         self._save_id = ""
         self.manifest: Manifest | None = None
         self.plan: SavePlan | None = None
-        self.metadata: Metadata | None = None
         self.results: tuple[tuple[WriteResult, ...], ...] = ()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -145,7 +143,7 @@ class ShardWriter(StorageWriter):
             CheckpointError: A file is not there or of another size than its writer said, or a chunk was not written, or
                 another save has begun here.
         """
-        self.metadata, self.results = metadata, tuple(map(tuple, results))
+        self.results = tuple(map(tuple, results))
         manifest = manifest_of(
             metadata,
             [result for part in results for result in part],

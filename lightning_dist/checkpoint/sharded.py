@@ -65,7 +65,7 @@ def save(
         allow: See :func:`lightning_dist.checkpoint.objects.encode`.
         written: See :class:`~lightning_dist.checkpoint.shard_stream.ShardStream`.
         intact: Raises if the state's values are not what they are to be; called before they are read, and after.
-        remember: Takes what :func:`~lightning_dist.checkpoint.repeated.save_again` needs, once it is committed.
+        remember: Takes what a :class:`~lightning_dist.checkpoint.repeated.Repeater` needs, once it is committed.
 
     Returns:
         The manifest on the group's first rank, ``None`` on the others.
@@ -78,7 +78,7 @@ def save(
         lambda alone: dcp.save({}, storage_writer=writer, planner=planner, process_group=group, no_dist=alone),
     )
     if remember is not None and writer.plan is not None:
-        remember(Repeatable(writer.plan, writer.metadata, writer.results))
+        remember(Repeatable(writer.plan, writer.manifest, writer.results))
     return writer.manifest
 
 

@@ -134,7 +134,7 @@ def _print(
         table.add_row(*map(Text, cells))  # not markup, whatever is in them
     console.print(table)
     if others:
-        console.print(f"{others} runs of other configurations or machines are left out; --all lists them", style="dim")
+        console.print(f"{_runs(others)} of other configurations or machines left out; --all lists them", style="dim")
     for each in found:
         style = {True: "red", False: "green", None: "yellow"}[each.is_worse]
         verb = {True: "slipped", False: "improved", None: "changed"}[each.is_worse]
@@ -145,10 +145,10 @@ def _print(
     looked_at = [name for name in metrics_of(alike) if metric in (None, name)]
     needed = runs_needed(len(looked_at))
     if len(alike) < RUNS_AT_LEAST:
-        console.print(f"{len(alike)} runs are alike; from {RUNS_AT_LEAST} on, drifts are looked for", highlight=False)
+        console.print(f"{_runs(len(alike))} alike; from {RUNS_AT_LEAST} on, drifts are looked for", highlight=False)
     elif not found and len(alike) < needed:
         console.print(
-            f"{len(alike)} runs are alike; of {len(looked_at)} metrics together, even a clear drift is not more than "
+            f"{_runs(len(alike))} alike; of {len(looked_at)} metrics together, even a clear drift is not more than "
             f"chance before there are {needed}: name one with --metric",
             highlight=False,
         )
@@ -157,3 +157,7 @@ def _print(
 
 
 HISTORY = Command("List runs, and say which metric slipped since when.", _add_arguments, _run)
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"

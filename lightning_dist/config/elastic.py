@@ -28,7 +28,7 @@ class ElasticConfig:
             run ends.
         regrow: Take a host that is back at the next snapshot.
         in_place: Beside a rank that failed, the others run the script again in the processes that they have; with
-            ``parallel=ddp`` on CPU. The script must bear to be run twice in a process.
+            ``parallel=ddp`` and ``zero1`` to ``zero3`` on CPU. The script must bear to be run twice in a process.
         start_s: From a rank's start to its first step, at most, in seconds; loading counts.
         hang_floor_s: A rank without progress is never taken for hung before, in seconds.
         hang_factor: A step may take so many times as long as the slowest of the last ones.

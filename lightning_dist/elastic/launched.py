@@ -40,8 +40,13 @@ class Launched:
 
     @property
     def is_restart(self) -> bool:
-        """Whether the run has been started before."""
+        """Whether the run has been started before, by this launch of it."""
         return self.round > 1
+
+    @property
+    def owns_name(self) -> bool:
+        """Whether no other run has this one's name: a later launch of that name is the same run."""
+        return self.agent is not None and self.run is not None
 
 
 def launched(environ: Mapping[str, str]) -> Launched:

@@ -21,7 +21,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import Tensor
 
@@ -37,6 +36,7 @@ from lightning_dist.comm.host_relay import HostRelay
 from lightning_dist.config import CheckpointConfig
 from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
+from lightning_dist.modes import random_states
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
@@ -54,13 +54,13 @@ class Opened:
     Attributes:
         folder: Where it is.
         manifest: What it holds.
-        random_state: This rank's, if it was saved by as many ranks.
+        set_random_state: Makes that of this process what it is to be.
         stored_at: Path or URL in storage, if it is read from memory.
     """
 
     folder: Folder
     manifest: Manifest
-    random_state: Mapping[str, Any] | None
+    set_random_state: Callable[[], None]
     stored_at: str | None = None
 
 
@@ -125,7 +125,7 @@ def save(
         name = f"{prefix}{RANK}{rank}"
         objects[name] = made(_values_of(held, optimizers[index], state), name)
     name = f"{RANK}{rank}"
-    objects[name] = made({"random": _collect_rng_states(), "loaders": _loaders_of(rest)}, name)
+    objects[name] = made({"random": random_states.collect(), "loaders": _loaders_of(rest)}, name)
     if rank == 0:
         objects[REST] = made({"checkpoint": rest, "state_dict": others}, REST)
     record = {
@@ -266,8 +266,10 @@ def load(
         relay: The ranks of this host, if they are to read once what several need.
     """
     folder, manifest = opened.folder, opened.manifest
-    own = f"{RANK}{rank}"
-    state: dict[str, Any] = dict.fromkeys(name for name in (REST, own) if name in manifest.objects)
+    saved_by = int(manifest.record.get("world_size") or world_size)
+    successor = random_states.Successor.of(rank, saved_by)
+    own, other = f"{RANK}{successor.rank}", f"{RANK}{successor.other}"
+    state: dict[str, Any] = dict.fromkeys(name for name in (REST, own, other) if name in manifest.objects)
     weights = _stored(manifest, MODEL)
     if held is not None:
         to_fill = list(held.model_to_fill(weights))
@@ -279,13 +281,20 @@ def load(
     checkpoint: dict[str, Any] = state[REST]["checkpoint"]
     filled = {each.name: each.value() for each in to_fill}
     checkpoint["state_dict"] = {**tied(manifest, filled), **state[REST]["state_dict"]}
-    mine = state.get(own) if manifest.record.get("world_size") == world_size else None
-    if mine is not None:
+    mine = state.get(own)
+    if mine is not None and saved_by == world_size:
         _put_loaders(checkpoint, mine["loaders"])
     if indices := optimizers_of(manifest):
         checkpoint["optimizer_states"] = [{} for _ in indices]
-    checkpoint[OPENED] = Opened(folder, manifest, None if mine is None else mine["random"], stored_at)
+    checkpoint[OPENED] = Opened(folder, manifest, _setter(mine, state.get(other), successor.turn), stored_at)
     return checkpoint
+
+
+def _setter(mine: Mapping[str, Any] | None, other: Mapping[str, Any] | None, turn: int) -> Callable[[], None]:
+    if mine is None:
+        return lambda: None
+    known = None if other is None else other["random"]
+    return functools.partial(random_states.restore, mine["random"], known, turn=turn)
 
 
 def _leased(folder: Folder, rank: int, stored_at: str | None) -> AbstractContextManager[None]:
@@ -363,8 +372,7 @@ def _load_optimizers(
         own = list(held.names_of(optimizer))
         groups = _groups_to_load(state[names[0]]["groups"], optimizer, own, opened.folder.url)
         optimizer.load_state_dict(keep_list_options(optimizer, {"state": entries, "param_groups": groups}))
-    if opened.random_state is not None:
-        _set_rng_states(dict(opened.random_state))
+    opened.set_random_state()
 
 
 def optimizers_of(manifest: Manifest) -> list[int]:

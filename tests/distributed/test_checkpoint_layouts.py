@@ -128,3 +128,41 @@ def test_each_rank_goes_on_drawing_its_own_random_numbers(ranks: RankPool, tmp_p
     arguments = (str(tmp_path), STRATEGIES[name])
     for straight, resumed in ranks.run(straight_and_resumed, world_size=2, args=arguments):
         assert straight == resumed
+
+
+class SeedByRank(pl.Callback):
+    """Each rank draws numbers of its own."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        torch.manual_seed(trainer.global_rank)
+
+
+class DrawNext(pl.Callback):
+    """What is drawn first where training goes on."""
+
+    drawn = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.drawn = float(torch.rand(1))
+
+
+def save_seeded(context: RankContext, folder: str) -> None:
+    save = SaveAtEnd(Path(folder) / "seeded")
+    strategy = {"parallel": "ddp", "checkpoint": "sharded"}
+    _trainer(context, strategy, max_epochs=1, callbacks=[SeedByRank(), save]).fit(StageLearner(StageCase(model="even")))
+
+
+def draw_on(context: RankContext, folder: str) -> float:
+    draw = DrawNext()
+    trainer = _trainer(context, {"parallel": "ddp"}, max_epochs=2, callbacks=[draw])
+    trainer.fit(StageLearner(StageCase(model="even")), ckpt_path=str(Path(folder) / "seeded"))
+    return draw.drawn
+
+
+@pytest.mark.parametrize("then", [pytest.param(1, marks=pytest.mark.sweep), 3])
+def test_on_another_number_of_ranks_random_numbers_go_on_too(ranks: RankPool, tmp_path: Path, then: int) -> None:
+    ranks.run(save_seeded, world_size=2, args=(str(tmp_path),))
+    expected = ranks.run(draw_on, world_size=2, args=(str(tmp_path),))
+    drawn = ranks.run(draw_on, world_size=then, args=(str(tmp_path),))
+    assert drawn[:2] == expected[:then]
+    assert len(set(drawn)) == then

@@ -103,6 +103,16 @@ def test_what_an_earlier_run_saved_there_is_left_alone(ranks: RankPool, tmp_path
     assert_same(got, 0, uninterrupted(ranks, tmp_path / "whole"))
 
 
+def test_a_launch_of_the_same_name_is_the_same_run(ranks: RankPool, tmp_path: Path) -> None:
+    """All agents are gone, and the command is given once more."""
+    start = Start(tmp_path / "run", saves_every=2, checkpoint=STORED, killed_at=3)
+    prepare(start)
+    run_killed(ranks, start)
+    shutil.rmtree(start.agent)
+    got = ranks.run(fit, world_size=2, args=(prepare(replace(start, killed_at=None)),))
+    assert_same(got, 2, uninterrupted(ranks, tmp_path / "whole"))
+
+
 def test_at_the_first_start_and_at_a_path_the_script_is_heeded(ranks: RankPool, tmp_path: Path) -> None:
     """Until the run has saved something itself; then it goes on from there."""
     earlier = Start(tmp_path / "run", saves_every=2, checkpoint=STORED, killed_at=3)

@@ -203,6 +203,27 @@ def test_the_global_batch_stays_and_so_do_the_numbers(
     assert got[0].validated_at == [step for step in expected[0].validated_at if step > kept]
 
 
+def test_where_the_batch_cannot_be_kept_each_step_has_all_its_passes(ranks: RankPool, tmp_path: Path) -> None:
+    """8 samples a step become 9, and 24 that are done are no multiple of 9: the first step has 9 all the same."""
+    start = Start(tmp_path / "run", checkpoint={**MEMORY, "memory_every_n_steps": 1})
+    first, then = Size((2,), 2, 2), Size((3,), 1, 3)
+    prepare(start)
+    with ending_keepers(start.checkpoints):
+        args = (replace(start, killed_at=3), {}, first.batch, first.passes)
+        died = ranks.run(fit, layout=first.layout, args=args, may_die=range(first.ranks))
+        assert {type(each) for each in died} == {Died}
+        # Saved in the middle of that epoch, too: its windows go on as they are.
+        again = replace(start, round=2, killed_at=4)
+        died = ranks.run(fit, layout=then.layout, args=(again, {}, first.batch, first.passes), may_die=range(3))
+        assert {type(each) for each in died} == {Died}
+        got = ranks.run(fit, layout=then.layout, args=(replace(start, round=3), {}, first.batch, first.passes))
+    steps = by_step(got, then)
+    # Of the 24 samples that were left of the epoch, 9 were step 3's; the next epoch begins with whole steps.
+    assert {step: len(ids) for step, ids in steps.items()} == {4: 9, 5: 6, **dict.fromkeys(range(6, 11), 9), 11: 3}
+    assert len({*steps[4], *steps[5]}) == 15
+    assert sorted(each for step in range(6, 12) for each in steps[step]) == list(range(SAMPLES))
+
+
 def by_step(ended: list[Ended], size: Size) -> dict[int, list[int]]:
     """The samples of each step, of all ranks; those of a pipeline read the same."""
     found: dict[int, list[int]] = {}

@@ -113,15 +113,24 @@ class SignalsInBatch(Signals):
 class Orders(pl.Callback):
     """What an agent does: it orders a rank to save and stop. Each rank's order comes at one moment of its training."""
 
-    def __init__(self, start: Start, step: int) -> None:
+    def __init__(self, start: Start, step: int, order: Order = Order.SNAPSHOT_AND_STOP) -> None:
         self._start = start
         self._step = step
+        self._order = order
 
     def on_before_zero_grad(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == self._step:
             board = Board.open(self._start.agent / FILE)
-            board.cell(trainer.local_rank).order(Order.SNAPSHOT_AND_STOP, self._start.round)
+            board.cell(trainer.local_rank).order(self._order, self._start.round)
             board.close()
+
+
+def test_memory_is_not_enough_where_the_host_leaves(ranks: RankPool, tmp_path: Path) -> None:
+    start = Start(tmp_path / "run")
+    prepare(start)
+    with ending_keepers(start.checkpoints):
+        ranks.run(stop, world_size=2, args=(start, Orders(start, 2, Order.SNAPSHOT_AND_DEPART)))
+        assert interrupted(start) == 4
 
 
 @pytest.mark.parametrize("in_memory", [True, pytest.param(False, marks=pytest.mark.sweep)])

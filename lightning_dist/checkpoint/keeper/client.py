@@ -1,7 +1,7 @@
 """The ranks' side of a keeper: find the one of this host, or start it, and call one of any host.
 
-Each call has a connection of its own, so nothing is left open between two calls, any thread may call, and a keeper
-that was started anew is found again.
+Each call of a :class:`Keeper` has a connection of its own, so nothing is left open between two calls, any thread may
+call, and a keeper that was started anew is found again. Who calls often, from one thread, does so over a :class:`Line`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning_dist import wire
 from lightning_dist.checkpoint.keeper import messages
@@ -55,6 +55,18 @@ class Endpoint:
         return f"keeper {self.name}" if self.address is None else f"keeper at {self.address}:{self.port}"
 
 
+class Filled(NamedTuple):
+    """What a keeper says of a file that it has taken.
+
+    Attributes:
+        used_bytes: Of all that it holds.
+        files: Of the folder, with their sizes, if that was asked for.
+    """
+
+    used_bytes: int
+    files: dict[str, int]
+
+
 class Keeper:
     """Calls a keeper.
 
@@ -89,6 +101,48 @@ class Keeper:
             wire.send(connection, {"operation": "write", "folder": folder, "name": name})
             messages.send_parts(connection, buffers)
             return int(self._answer(connection, "write")["size"])
+
+    def fill(
+        self,
+        folder: str,
+        name: str,
+        parts: Iterable[memoryview],
+        size: int,
+        *,
+        alone: bool = False,
+        lists: bool = False,
+    ) -> Filled:
+        """Write a file of a known size.
+
+        Args:
+            folder: Of the file.
+            name: Of the file.
+            parts: Its bytes.
+            size: How many they are.
+            alone: Drop all other folders then.
+            lists: Ask what there is in this one then.
+        """
+        request = {"operation": "fill", "folder": folder, "name": name, "size": size, "alone": alone, "lists": lists}
+        with self._connected("write") as connection:
+            wire.send(connection, request)
+            for part in parts:
+                messages.send_whole(connection, part)
+            answer = self._answer(connection, "write")
+            return Filled(int(answer["used_bytes"]), dict(answer.get("files", {})))
+
+    def put(self, folder: str, name: str, descriptor: int, size: int) -> Filled:
+        """Hand over memory that holds a file; on its own host only.
+
+        Args:
+            folder: Of the file.
+            name: Of the file.
+            descriptor: Of the memory; it may be closed afterwards.
+            size: Bytes of the file, which may be fewer than those of the memory.
+        """
+        with self._connected("write") as connection:
+            wire.send(connection, {"operation": "put", "folder": folder, "name": name, "size": size})
+            messages.send_descriptor(connection, descriptor)
+            return Filled(int(self._answer(connection, "write")["used_bytes"]), {})
 
     def read(self, folder: str, name: str) -> bytes | None:
         """All of a file; ``None`` if there is none."""
@@ -186,6 +240,37 @@ class Keeper:
             connection.close()
             raise
         return connection
+
+
+class Line(Keeper):
+    """A keeper that one thread calls over one connection, which is opened at the first call, and anew once it is lost.
+
+    Args:
+        keeper: Which.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        super().__init__(keeper.endpoint, timeout_s=keeper._timeout_s)
+        self._open: socket.socket | None = None
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        connection, self._open = self._open, None
+        if connection is not None:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _connected(self, operation: str) -> Iterator[socket.socket]:
+        with self._translated(operation):
+            if self._open is not None and messages.is_over(self._open):  # it has stood still for too long
+                self.close()
+            if self._open is None:
+                self._open = self._connect()
+            try:
+                yield self._open
+            except BaseException:  # what comes next on it is not known
+                self.close()
+                raise
 
 
 def name_of(job: str) -> str:

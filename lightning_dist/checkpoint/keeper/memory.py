@@ -1,15 +1,14 @@
-"""Files in memory, in folders, with a bound on their bytes. Any thread may call it.
-
-Each file is a ``memfd``: memory that has no name which a crash could leave behind, and that the kernel takes back when
-the process ends.
-"""
+"""Files in memory, in folders, with a bound on their bytes. Any thread may call it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from lightning_dist.checkpoint.keeper.kept_file import KeptFile, room_for
 
 
 class FullError(Exception):
@@ -21,38 +20,11 @@ class _Folder:
     files: dict[str, KeptFile] = field(default_factory=dict)
 
 
-class KeptFile:
-    """A file that is being written, or whole.
-
-    Attributes:
-        size_bytes: So far.
-    """
-
-    def __init__(self) -> None:
-        self._fd = os.memfd_create("hierdist-kept", os.MFD_CLOEXEC)
-        self.size_bytes = 0
-
-    def append(self, data: memoryview) -> None:
-        """Write more at its end."""
-        while data:
-            count = os.write(self._fd, data)
-            self.size_bytes += count
-            data = data[count:]
-
-    def duplicate(self) -> int:
-        """A descriptor of the same memory, which stays when the file is dropped; the caller closes it."""
-        return os.dup(self._fd)
-
-    def close(self) -> None:
-        """Give the memory back, once nobody has a duplicate."""
-        os.close(self._fd)
-
-
 class KeptFiles:
     """All files of a keeper.
 
     Folders are ordered by when they were begun. Where there is no room for more, the oldest go, but never the one that
-    is written to.
+    is written to. Memory of what was filled in place and then dropped is filled again by the next.
 
     Args:
         limit_bytes: The bound.
@@ -61,12 +33,13 @@ class KeptFiles:
     def __init__(self, limit_bytes: int) -> None:
         self._lock = threading.Lock()
         self._folders: dict[str, _Folder] = {}
+        self._spares: list[KeptFile] = []
         self._limit_bytes = limit_bytes
         self._used_bytes = 0
 
     @property
     def used_bytes(self) -> int:
-        """Of all files, those being written too."""
+        """Of all files, those being written too, and of memory that waits to be filled again."""
         return self._used_bytes
 
     @property
@@ -78,6 +51,7 @@ class KeptFiles:
         """Another bound; the oldest folders go, until the rest fits."""
         with self._lock:
             self._limit_bytes = limit_bytes
+            self._clear_spares()
             while self._used_bytes > limit_bytes and self._folders:
                 self._drop(next(iter(self._folders)))
 
@@ -90,8 +64,7 @@ class KeptFiles:
         Raises:
             FullError: It does not fit.
         """
-        with self._lock:
-            self._folders.setdefault(folder, _Folder())
+        self._begin(folder)
         file, reserved_bytes = KeptFile(), 0
         try:
             for part in parts:
@@ -100,22 +73,80 @@ class KeptFiles:
                 file.append(part)
         except BaseException:
             with self._lock:
-                self._used_bytes -= reserved_bytes - file.size_bytes  # the machine may have less than the bound
+                self._used_bytes -= reserved_bytes - file.room_bytes  # the machine may have less than the bound
                 self._close(file)
             raise
-        with self._lock:
-            files = self._folders.setdefault(folder, _Folder()).files  # it may have been dropped meanwhile
-            before = files.pop(name, None)
-            files[name] = file
-            if before is not None:
-                self._close(before)
+        self._place(folder, name, file)
         return file.size_bytes
 
-    def open(self, folder: str, name: str) -> tuple[int, int] | None:
-        """Descriptor and size of a file; ``None`` if there is none. The caller closes it."""
+    def fill(self, folder: str, name: str, size_bytes: int, receive: Callable[[memoryview], None]) -> None:
+        """The same for a file of a known size, in memory of one that was dropped if there is any.
+
+        Args:
+            folder: Whose.
+            name: Its own.
+            size_bytes: Its size.
+            receive: Fills it.
+
+        Raises:
+            FullError: It does not fit; nothing has been received.
+        """
+        self._begin(folder)
+        file = self._take_spare(size_bytes)
+        try:
+            self._reserve(folder, max(0, room_for(size_bytes) - file.room_bytes))
+        except FullError:
+            with self._lock:
+                self._close(file)
+            raise
+        before_bytes = file.room_bytes
+        try:
+            with file.room(size_bytes) as view:
+                receive(view)
+        except BaseException:
+            with self._lock:
+                self._used_bytes -= max(0, room_for(size_bytes) - before_bytes) - (file.room_bytes - before_bytes)
+                self._close(file)
+            raise
+        file.size_bytes = size_bytes
+        self._place(folder, name, file)
+
+    def put(self, folder: str, name: str, descriptor: int, size_bytes: int) -> None:
+        """Take memory that somebody has filled for a file; the descriptor is closed in any case.
+
+        Raises:
+            FullError: It does not fit.
+            ValueError: It is smaller than said.
+        """
+        file = KeptFile(descriptor)
+        try:
+            if not 0 <= size_bytes <= file.room_bytes:
+                raise ValueError(f"{size_bytes} bytes of {file.room_bytes}")
+            self._begin(folder)
+            self._reserve(folder, file.room_bytes)
+        except BaseException:
+            file.close()
+            raise
+        file.size_bytes = size_bytes
+        self._place(folder, name, file)
+
+    @contextlib.contextmanager
+    def reading(self, folder: str, name: str) -> Iterator[tuple[int, int] | None]:
+        """Inside, descriptor and size of a file, also if it is dropped meanwhile; ``None`` if there is none."""
         with self._lock:
             file = self._folders.get(folder, _Folder()).files.get(name)
-            return None if file is None else (file.duplicate(), file.size_bytes)
+            if file is not None:
+                file.readers += 1
+                opened = file.duplicate(), file.size_bytes
+        if file is None:
+            yield None
+            return
+        try:
+            yield opened
+        finally:
+            os.close(opened[0])
+            with self._lock:
+                file.readers -= 1
 
     def list(self, folder: str) -> dict[str, int]:
         """Files of a folder, with their sizes."""
@@ -137,13 +168,42 @@ class KeptFiles:
                 self._folders.pop(folder, None)
 
     def keep(self, folder: str | None) -> None:
-        """Drop all folders but one."""
+        """Drop all folders but one; what was filled in place in them is filled again by what comes next."""
         with self._lock:
+            self._clear_spares()  # nobody has wanted them since the last time
             for other in [each for each in self._folders if each != folder]:
-                self._drop(other)
+                self._drop(other, spares=folder is not None)
+
+    def _begin(self, folder: str) -> None:
+        with self._lock:
+            self._folders.setdefault(folder, _Folder())
+
+    def _place(self, folder: str, name: str, file: KeptFile) -> None:
+        with self._lock:
+            files = self._folders.setdefault(folder, _Folder()).files  # it may have been dropped meanwhile
+            before = files.pop(name, None)
+            files[name] = file
+            if before is not None:
+                self._close(before)
+
+    def _take_spare(self, size_bytes: int) -> KeptFile:
+        """The smallest that is large enough; else the largest, which grows."""
+        with self._lock:
+            if not self._spares:
+                return KeptFile()
+            fitting = [each for each in self._spares if each.room_bytes >= size_bytes]
+            spare = (
+                min(fitting, key=lambda each: each.room_bytes)
+                if fitting
+                else max(self._spares, key=lambda each: each.room_bytes)
+            )
+            self._spares.remove(spare)
+            return spare
 
     def _reserve(self, folder: str, size_bytes: int) -> None:
         with self._lock:
+            if self._used_bytes + size_bytes > self._limit_bytes:
+                self._clear_spares()
             while self._used_bytes + size_bytes > self._limit_bytes:
                 older = next((name for name in self._folders if name != folder), None)
                 if older is None:
@@ -153,10 +213,18 @@ class KeptFiles:
                 self._drop(older)
             self._used_bytes += size_bytes
 
-    def _drop(self, folder: str) -> None:
+    def _drop(self, folder: str, *, spares: bool = False) -> None:
         for file in self._folders.pop(folder).files.values():
+            if spares and file.is_mapped and not file.readers:
+                self._spares.append(file)
+            else:
+                self._close(file)
+
+    def _clear_spares(self) -> None:
+        spares, self._spares = self._spares, []
+        for file in spares:
             self._close(file)
 
     def _close(self, file: KeptFile) -> None:
-        self._used_bytes -= file.size_bytes
+        self._used_bytes -= file.room_bytes
         file.close()

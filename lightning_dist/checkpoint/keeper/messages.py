@@ -1,8 +1,9 @@
 """What goes over a connection to a keeper: the messages of :mod:`lightning_dist.wire`, then bytes; and who is there.
 
 A request is one JSON object, the answer another; ``{"error": ...}`` if it failed. The bytes of a file that is written
-follow the request in parts, each with its length before it, up to an empty one; those of a file that is read follow the
-answer, which says how many they are.
+follow the request in parts, each with its length before it, up to an empty one (``write``), or at once (``fill``, whose
+request says how many they are); or a rank of the same host has filled memory itself, and hands over its descriptor
+(``put``). Those of a file that is read follow the answer, which says how many they are.
 
 Over a Unix socket the kernel says whose process is at the other end. Over TCP both sides prove that they know the
 keeper's secret, which is told over the Unix socket only. What follows is neither hidden nor signed, as between ranks;
@@ -12,6 +13,7 @@ checkpoints have checksums.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -19,11 +21,13 @@ from collections.abc import Iterable, Iterator
 from lightning_dist import wire
 from lightning_dist.errors import StorageError
 
-FORMAT = 1
+FORMAT = 2
+"""1 knew neither ``fill`` nor ``put``."""
 SECRET_BYTES = 32
 _LENGTH = struct.Struct("<I")
 _PEER = struct.Struct("3i")  # process, user, group
 PART_BYTES = 1 << 20
+_HANDED = b"f"
 _SMALL_BYTES = 64 << 10
 _ROLES = wire.Roles(server=b"keeper", client=b"client")
 
@@ -66,6 +70,47 @@ def receive_parts(connection: socket.socket) -> Iterator[memoryview]:
         part = scratch[:size]
         wire.receive_into(connection, part)
         yield part
+
+
+def send_whole(connection: socket.socket, data: memoryview) -> None:
+    """Send bytes; its timeout is for each piece that the kernel takes, however many they are."""
+    while data:
+        data = data[connection.send(data) :]
+
+
+def is_over(connection: socket.socket) -> bool:
+    """Whether the other side has closed a connection on which nothing is awaited, or it is lost."""
+    looking = select.poll()
+    looking.register(connection, select.POLLIN)
+    return bool(looking.poll(0))
+
+
+def skip(connection: socket.socket, size_bytes: int) -> None:
+    """Receive bytes that nobody wants."""
+    scratch = memoryview(bytearray(min(PART_BYTES, size_bytes)))
+    while size_bytes:
+        count = min(size_bytes, len(scratch))
+        wire.receive_into(connection, scratch[:count])
+        size_bytes -= count
+
+
+def send_descriptor(connection: socket.socket, descriptor: int) -> None:
+    """Over a Unix socket: let the other process have the same file open."""
+    socket.send_fds(connection, [_HANDED], [descriptor])
+
+
+def receive_descriptor(connection: socket.socket) -> int:
+    """What :func:`send_descriptor` sends; the caller closes it.
+
+    Raises:
+        ConnectionError: Something else has come.
+    """
+    said, descriptors, _, _ = socket.recv_fds(connection, len(_HANDED), 1, socket.MSG_CMSG_CLOEXEC)
+    if said != _HANDED or not descriptors:
+        for each in descriptors:
+            os.close(each)
+        raise ConnectionError("a file was to be handed over, and none came")
+    return descriptors[0]
 
 
 def address_of(name: str) -> bytes:

@@ -134,6 +134,10 @@ class Server:
                     self._read(connection, request)
                 elif operation == "write":
                     self._write(connection, request)
+                elif operation == "fill":
+                    self._fill(connection, request)
+                elif operation == "put" and is_local:
+                    self._put(connection, request)
                 else:
                     wire.send(connection, self._do(operation, request, is_local=is_local))
             except (KeyError, TypeError, ValueError) as error:
@@ -193,17 +197,17 @@ class Server:
             return self._tcp[address]
 
     def _read(self, connection: socket.socket, request: dict[str, Any]) -> None:
-        opened = self._files.open(str(request["folder"]), str(request["name"]))
-        if opened is None:
-            wire.send(connection, {"missing": True})
-            return
-        descriptor, total = opened
-        with open(descriptor, "rb", buffering=0) as file:
-            start = int(request.get("start", 0))
-            size = max(0, min(int(request.get("size", total)), total - start))
-            wire.send(connection, {"size": size})
-            if size:
-                connection.sendfile(file, start, size)
+        with self._files.reading(str(request["folder"]), str(request["name"])) as opened:
+            if opened is None:
+                wire.send(connection, {"missing": True})
+                return
+            descriptor, total = opened
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                start = int(request.get("start", 0))
+                size = max(0, min(int(request.get("size", total)), total - start))
+                wire.send(connection, {"size": size})
+                if size:
+                    connection.sendfile(file, start, size)
 
     def _write(self, connection: socket.socket, request: dict[str, Any]) -> None:
         folder, name = str(request["folder"]), str(request["name"])
@@ -215,3 +219,27 @@ class Server:
                 pass
             answer = {"error": str(error)}
         wire.send(connection, answer)
+
+    def _fill(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        folder, size = str(request["folder"]), int(request["size"])
+        try:
+            self._files.fill(folder, str(request["name"]), size, lambda view: wire.receive_into(connection, view))
+        except FullError as error:
+            messages.skip(connection, size)  # an answer is read only after all has been sent
+            wire.send(connection, {"error": str(error)})
+            return
+        if request.get("alone"):
+            self._files.keep(folder)
+        answer: dict[str, Any] = {"used_bytes": self._files.used_bytes}
+        if request.get("lists"):
+            answer["files"] = self._files.list(folder)
+        wire.send(connection, answer)
+
+    def _put(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        descriptor = messages.receive_descriptor(connection)
+        try:
+            self._files.put(str(request["folder"]), str(request["name"]), descriptor, int(request["size"]))
+        except FullError as error:
+            wire.send(connection, {"error": str(error)})
+            return
+        wire.send(connection, {"used_bytes": self._files.used_bytes})

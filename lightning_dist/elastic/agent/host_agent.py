@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Collection
 
 from torch.distributed import Store
 from torch.distributed.elastic.agent.server.api import (
@@ -298,10 +299,12 @@ class HostAgent(SimpleElasticAgent):
         parts, ranks = self._parts, self._ranks
         assert ranks is not None
         heard = set(ranks.beats())
-        ranks.order(Order.SNAPSHOT_AND_STOP, [one for one in ranks.running if one in heard], why=stop.reason)
+        ordered = self._order_snapshot(stop, heard)
         ranks.send(signal.SIGTERM, [one for one in ranks.running if one not in heard])
         deadline_s = time.monotonic() + (parts.lookout.options.save_s if heard else SNAPSHOT_S)
         while ranks.running and time.monotonic() < deadline_s:
+            if parts.orders.leaving is not None and ordered is Order.SNAPSHOT_AND_STOP:
+                ordered = self._order_snapshot(stop, heard)  # this host has been told to leave since
             if heard and self._answered().issuperset(ranks.running):
                 deadline_s = min(deadline_s, time.monotonic() + TEARDOWN_S)
                 heard = set()  # the snapshot is committed; from now on there is nothing to wait for but their end
@@ -314,6 +317,13 @@ class HostAgent(SimpleElasticAgent):
             if self._tell_news(stopping=True):
                 return None
         return None
+
+    def _order_snapshot(self, stop: Stop, local_ranks: Collection[int]) -> Order:
+        """Ask ranks for a snapshot; if this host leaves, where it is not lost with the host's memory."""
+        assert self._ranks is not None
+        order = Order.SNAPSHOT_AND_STOP if self._parts.orders.leaving is None else Order.SNAPSHOT_AND_DEPART
+        self._ranks.order(order, [one for one in self._ranks.running if one in local_ranks], why=stop.reason)
+        return order
 
     def _end_ranks(self, end: End) -> None:
         """The run ends; after Ctrl-C ranks have longer, unless somebody is in a hurry."""

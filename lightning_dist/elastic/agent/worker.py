@@ -33,6 +33,7 @@ from lightning_dist.errors import CollectiveTimeoutError, LaunchError, PeerLostE
 from lightning_dist.parent_watch import bind_workers
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _BY_OTHERS = (PeerLostError, CollectiveTimeoutError)
 """Errors that say of a rank that another one has failed."""
@@ -170,10 +171,11 @@ def _stay(start: Start, ground: Ground) -> Start | None:
 
 
 def _become_started(start: Start) -> None:
-    """Take on the variables and the folder of a start."""
+    """Take on the variables and the folder of a start, and a name for ps and top: else it looks like the agent."""
     os.environ.clear()
     os.environ.update(start.environment)
     os.environ[PROCESS_VARIABLE] = str(os.getpid())
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{start.environment['RANK']}".encode(), 0, 0, 0)
     os.chdir(start.folder)
 
 

@@ -27,3 +27,4 @@ class Order(enum.IntEnum):
     NONE = 0
     SNAPSHOT_AND_STOP = 1  # commit a snapshot at the next step, then end
     RELEASE = 2  # leave every wait for other ranks, now
+    SNAPSHOT_AND_DEPART = 3  # as 1; this host leaves, and what is in its memory goes with it

@@ -82,14 +82,14 @@ def _policy(setup: Setup, duties: Duties, remembered: Remembered) -> Policy:
 @dataclass(frozen=True)
 class _Storage:
     fence: Fence | None
-    recorder: Recorder | None
+    recorder: Recorder
     lines: LineWriter | None
 
 
 def _open_storage(setup: Setup, run: str) -> _Storage:
     fence = None if setup.fence is None else Fence(setup.fence, run)
     if setup.record is None:
-        return _Storage(fence, None, None)
+        return _Storage(fence, Recorder(run, first_number=1, wall_clock=time.time), None)
     recorder = Recorder(run, first_number=1 + _last_number(setup, setup.record), wall_clock=time.time)
     return _Storage(fence, recorder, LineWriter(setup.record / incidents.FILE, setup.say))
 

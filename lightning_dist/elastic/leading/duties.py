@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lightning_dist.config.elastic import ElasticConfig
+from lightning_dist.elastic.leading import announce
 from lightning_dist.elastic.leading.channel import Pace
 from lightning_dist.elastic.leading.fence import Fence
 from lightning_dist.elastic.leading.line_writer import LineWriter
@@ -46,7 +47,7 @@ class Duties:
         lost_s: When this host lost it, on the clock; ``None``: another one has led since.
         fence: Where rounds are claimed; ``None``: nowhere.
         recorder: Makes incidents of what happens; ``None``: nobody does.
-        lines: Writes them down.
+        lines: Writes them down; ``None``: nobody does.
         clock: Seconds, from any start.
     """
 
@@ -67,6 +68,11 @@ class Duties:
     clock: Callable[[], float] = time.monotonic
 
     def record(self, incident: Incident | None) -> None:
-        """Write an incident down, if it is one."""
-        if incident is not None and self.lines is not None:
+        """Write an incident down, if it is one, and say that it is over."""
+        if incident is None:
+            return
+        over = announce.going_on(incident)
+        if over is not None:
+            self.say(over)
+        if self.lines is not None:
             self.lines.put(to_line(incident))

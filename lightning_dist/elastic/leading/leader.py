@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_dist.elastic.leading import messages
+from lightning_dist.elastic.leading import announce, messages
 from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostError, PartedError
 from lightning_dist.elastic.leading.claiming import Refusal, claim_round, note_end
 from lightning_dist.elastic.leading.duties import Duties, Reactor
@@ -268,6 +268,7 @@ class Leader:
             await self._start_round(action)
         elif isinstance(action, StopRound):
             self._stop = Stop(action.number, action.reason, action.at_snapshot)
+            self.duties.say(announce.stopping(action))
             for host in self._hosts():
                 self._send(host, messages.order_to_json(self._stop))
         elif isinstance(action, SetAside):
@@ -292,6 +293,7 @@ class Leader:
         self._round = Round(action.number, seats, self.duties.run, action.reason)
         self._stop = None
         self._slowness.begin(action.number)
+        self.duties.say(announce.beginning(action, self._round))
         for host in action.hosts:
             self._send(host, {"kind": "round", "round": messages.round_to_json(self._round)})
         if self.duties.recorder is not None:

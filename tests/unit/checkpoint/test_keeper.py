@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,11 +20,12 @@ import torch
 from lightning_dist import wire
 from lightning_dist.checkpoint.catalog import newest, open_checkpoint
 from lightning_dist.checkpoint.keeper import client
-from lightning_dist.checkpoint.keeper.client import Endpoint, Keeper
+from lightning_dist.checkpoint.keeper.client import Endpoint, Keeper, Line
 from lightning_dist.checkpoint.keeper.folder import KeptFolder
+from lightning_dist.checkpoint.keeper.kept_file import room_for
 from lightning_dist.checkpoint.keeper.memory import FullError, KeptFiles
 from lightning_dist.errors import DamagedCheckpointError, StorageError
-from tests.support.keepers import ended, keeping
+from tests.support.keepers import LIMIT_BYTES, ended, keeping
 from tests.support.saves import every_type, load_on_rank, same, save_by_ranks, zeros_like
 
 
@@ -76,12 +77,104 @@ def test_a_file_that_is_not_whole_is_not_there_and_not_counted() -> None:
     with pytest.raises(ConnectionError):
         files.write("a", "x", broken())
     assert (files.list("a"), files.used_bytes) == ({"x": 3}, 3)
-    opened = files.open("a", "x")
-    assert opened is not None
+    with files.reading("a", "x") as opened:
+        assert opened is not None
+        files.keep(None)
+        assert (files.folders(), files.used_bytes) == ((), 0)
+        assert os.pread(opened[0], 10, 0) == b"old"  # who reads, reads on
+    with files.reading("a", "x") as opened:
+        assert opened is None
+
+
+def filling(data: bytes) -> Callable[[memoryview], None]:
+    def fill(view: memoryview) -> None:
+        view[:] = data
+
+    return fill
+
+
+def read_all(files: KeptFiles, folder: str, name: str) -> bytes:
+    with files.reading(folder, name) as opened:
+        assert opened is not None
+        return os.pread(opened[0], opened[1], 0)
+
+
+def test_memory_of_what_was_dropped_is_filled_again_unless_somebody_reads_it() -> None:
+    room = room_for(1)
+    files = KeptFiles(2 * room)
+    files.fill("a", "x", 3, filling(b"old"))
+    with files.reading("a", "x") as opened:
+        assert opened is not None
+        files.fill("b", "y", 2, filling(b"b1"))
+        files.keep("b")
+        files.fill("c", "y", 2, filling(b"c1"))
+        assert os.pread(opened[0], opened[1], 0) == b"old"
+    assert (files.folders(), files.used_bytes) == (("b", "c"), 2 * room)
+    files.keep("c")
+    assert files.used_bytes == 2 * room  # that of b waits
+    files.fill("d", "y", 4, filling(b"more"))
+    assert (read_all(files, "c", "y"), read_all(files, "d", "y")) == (b"c1", b"more")
+    assert files.used_bytes == 2 * room
+    files.write("e", "z", parts(b"1"))  # what waits, and then the oldest, makes room
+    assert files.folders() == ("d", "e")
+    with pytest.raises(FullError):
+        files.fill("f", "y", 3 * room, filling(b""))
     files.keep(None)
-    assert (files.folders(), files.used_bytes, files.open("a", "x")) == ((), 0, None)
-    assert os.pread(opened[0], 10, 0) == b"old"  # who reads, reads on
-    os.close(opened[0])
+    assert files.used_bytes == 0
+
+
+def test_a_file_that_is_not_filled_is_not_there_and_not_counted() -> None:
+    files = KeptFiles(1 << 20)
+
+    def broken(view: memoryview) -> None:
+        raise ConnectionError
+
+    for size in (1, 100_000):
+        with pytest.raises(ConnectionError):
+            files.fill("a", "x", size, broken)
+    assert (files.list("a"), files.used_bytes) == ({}, 0)
+
+
+def handed_over(data: bytes) -> int:
+    descriptor = os.memfd_create("test")
+    os.write(descriptor, data)
+    return descriptor
+
+
+def test_memory_that_was_handed_over_is_a_file(keeper: Keeper) -> None:
+    descriptor = handed_over(b"0123456789")
+    line = Line(keeper)
+    try:
+        assert line.put("a", "x", descriptor, 7).used_bytes == 10
+        assert keeper.read("a", "x") == b"0123456"
+        with pytest.raises(StorageError, match="11 bytes of 10"):
+            line.put("a", "y", descriptor, 11)
+        os.close(descriptor)
+        descriptor = handed_over(bytes(LIMIT_BYTES + 1))
+        with pytest.raises(StorageError, match="more are needed"):
+            line.put("a", "y", descriptor, 7)
+        assert keeper.list("a") == {"x": 7} or keeper.list("a") == {}
+    finally:
+        os.close(descriptor)
+        line.close()
+
+
+def test_a_line_is_opened_again_where_it_was_lost(keeper: Keeper) -> None:
+    for called in (keeper, remote(keeper)):
+        line = Line(called)
+        try:
+            parts = [memoryview(b"ab"), memoryview(b"cde")]
+            assert line.fill("a", "x", parts, 5, lists=True).files == {"x": 5}
+            assert line._open is not None
+            line._open.shutdown(socket.SHUT_RDWR)  # as after it has stood still for too long
+            line.fill("b", "y", parts, 5, alone=True)
+            assert line.read("b", "y") == b"abcde"
+            assert keeper.folders() == ("b",)
+            with pytest.raises(StorageError, match="more are needed"):
+                line.fill("c", "z", [memoryview(bytes(LIMIT_BYTES + 1))], LIMIT_BYTES + 1)
+            assert line.folders() == ("b", "c") or line.folders() == ("c",)
+        finally:
+            line.close()
 
 
 # -- the process -------------------------------------------------------------------------------------------------------

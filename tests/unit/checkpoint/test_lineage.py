@@ -41,6 +41,12 @@ def test_a_run_knows_its_own(run: str | None, begun_s: float, record: dict[str, 
     assert names == (["x"] if is_own else [])
 
 
+@pytest.mark.parametrize(("record", "is_own"), [({"run": "a"}, True), ({"run": "b"}, False), ({}, False)])
+def test_a_name_that_no_other_run_has_is_enough(record: dict[str, Any], is_own: bool) -> None:
+    lineage = Lineage("a", 99.0, owns_name=True)
+    assert [each.name for each in lineage.newest_first([found("x", 5.0, **record)])] == (["x"] if is_own else [])
+
+
 def test_the_newest_is_the_one_of_the_most_steps() -> None:
     lineage = Lineage("a", 0.0)
     own = [

@@ -42,7 +42,7 @@ def test_history_tells_what_slipped_since_when(history: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "step slipped by" in said
     assert f"since {(TODAY - timedelta(days=5)).isoformat()} (run run6" in said
-    assert "1 runs of other configurations" in said
+    assert "1 run of other configurations" in said
     assert "samples_per_s slipped by" in said
 
 
@@ -94,7 +94,7 @@ def test_a_configuration_is_named_by_the_beginning_of_its_hash(
 def test_few_runs_are_said_to_be_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_summary(tmp_path, summarise(made_run([1.0] * 5)))
     assert main(["history", "--history", str(tmp_path), "--config", "c"]) == 0
-    assert "1 runs are alike; from 8 on" in capsys.readouterr().out
+    assert "1 run alike; from 8 on" in capsys.readouterr().out
 
 
 def test_compare_by_id_and_by_folder(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
