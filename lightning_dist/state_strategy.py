@@ -235,7 +235,7 @@ class StateStrategy(RankStrategy):
             assert self._mode is not None
             optimizers = [unwrapped(each) for each in self.optimizers]
             with self._naming_failures("loading a checkpoint"), self._reading_with_host() as relay:
-                checkpoints.load_optimizers(opened, self._mode.held_state(), optimizers, self.global_rank, relay=relay)
+                checkpoints.load_optimizers(opened, self._mode, optimizers, self.global_rank, relay=relay)
             return
         if self._mode is not None:
             states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])

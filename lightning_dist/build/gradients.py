@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from lightning_dist.build.feedback import feedback_of
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.opening import open_all_reduce
@@ -28,6 +29,7 @@ def open_gradient_all_reduce(run: RunContext, sync: SyncConfig) -> HierarchicalA
             device=run.device,
             rank=run.rank,
             store=run.store,
+            feedback=feedback_of(run, sync, mode="ddp"),
         )
 
 

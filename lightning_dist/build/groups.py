@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning_dist.build.feedback import feedback_of
 from lightning_dist.build.run import RunContext
 from lightning_dist.comm.codecs import codec_of
 from lightning_dist.comm.collectives import RankGroup
@@ -11,18 +12,30 @@ from lightning_dist.comm.groups import make_group
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.opening import open_all_reduce_across
 from lightning_dist.comm.scattered import HierarchicalScatter
-from lightning_dist.config import SyncConfig
+from lightning_dist.config import ParallelConfig, SyncConfig
+
+
+def mode_of(parallel: ParallelConfig) -> str:
+    """What becomes of the model, in a word that differs where gradients are made of other parts of it."""
+    return f"{parallel.mode}, {parallel.stages} stages, {parallel.tensor.size} a layer"
 
 
 class GroupMaker:
-    """Makes groups and lanes over parts of the world, in the same order on every rank, and keeps what it made."""
+    """Makes groups and lanes over parts of the world, in the same order on every rank, and keeps what it made.
 
-    def __init__(self, run: RunContext, sync: SyncConfig) -> None:
+    Args:
+        run: For the cluster and the seam.
+        sync: How values travel.
+        mode: See :func:`mode_of`.
+    """
+
+    def __init__(self, run: RunContext, sync: SyncConfig, *, mode: str) -> None:
         self.made: list[RankGroup] = []
         self._run = run
         self._sync = sync
         flat = sync.algorithm == "flat"
         self._cluster = run.cluster.flattened() if flat else run.cluster
+        self._feedback = feedback_of(run, sync, mode=mode)
         self._codec = codec_of(sync) if run.cluster.num_hosts > 1 else None
 
     def make(self, parts: Sequence[Sequence[int]], label: str) -> RankGroup:
@@ -49,11 +62,18 @@ class GroupMaker:
             parts=parts,
             codec=self._codec,
             shares_memory=self._sync.shared_memory == "auto",
+            feedback=self._feedback,
         )
 
     def all_reduce(self, parts: Sequence[Sequence[int]]) -> HierarchicalAllReduce:
         """Sums over parts that have one rank on each host."""
         run, sync = self._run, self._sync
         return open_all_reduce_across(
-            parts, config=sync, collectives=run.collectives, device=run.device, rank=run.rank, store=run.store
+            parts,
+            config=sync,
+            collectives=run.collectives,
+            device=run.device,
+            rank=run.rank,
+            store=run.store,
+            feedback=self._feedback,
         )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lightning_dist.build.groups import GroupMaker
+from lightning_dist.build.groups import GroupMaker, mode_of
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.build.stage_values import draw_stage_values, make_shared_alike
 from lightning_dist.comm.collectives import RankGroup
@@ -91,7 +91,7 @@ def open_stage_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig
     """
     layout = place_stages(run.cluster, parallel)
     with run.collectives.opening("opening the pipelines' groups", run.world):
-        maker = GroupMaker(run, sync)
+        maker = GroupMaker(run, sync, mode=mode_of(parallel))
         pipelines, replicas = layout.groups("pp"), [sorted(part) for part in layout.groups(*DATA_AXES)]
         both_ways = parallel.pipeline.stages_per_rank > 1
         directions = [(ACTIVATION, True), (GRADIENT, False)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from lightning_dist.build.groups import GroupMaker
+from lightning_dist.build.groups import GroupMaker, mode_of
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.config import ParallelConfig, SyncConfig
@@ -44,7 +44,7 @@ def open_shard_links(
             f"{', '.join(map(str, cluster.ranks_per_host))}. Write parallel=zero3 with parallel.secondary_shard=off"
         )
     with run.collectives.opening("opening the shards' groups", run.world):
-        groups = GroupMaker(run, sync)
+        groups = GroupMaker(run, sync, mode=mode_of(parallel))
         replicas: Sequence[Sequence[int]] = tuple(zip(*hosts, strict=True)) if by_host else ()
         parts: Sequence[Sequence[int]] = hosts if parallel.mode == "hsdp" else [range(world_size)]
         secondary = parallel.secondary_shard == "host" and cluster.num_hosts > 1

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from lightning_dist.build.groups import GroupMaker
+from lightning_dist.build.groups import GroupMaker, mode_of
 from lightning_dist.build.run import RunContext, side_stream
 from lightning_dist.comm.groups import broadcast_from_first
 from lightning_dist.config import ParallelConfig, SyncConfig
@@ -81,7 +81,7 @@ def open_tensor_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfi
             timeout_s=sync.timeout_s,
             axes=("dp_shard", "tp") if parallel.shards else ("tp",),
         )
-        maker = GroupMaker(run, sync)
+        maker = GroupMaker(run, sync, mode=mode_of(parallel))
         parts = [sorted(part) for part in layout.groups(*DATA_AXES)]
         data = maker.make(parts, "data")
         averages = not parallel.shards and len(parts[0]) > 1

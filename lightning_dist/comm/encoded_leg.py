@@ -10,6 +10,7 @@ from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.codecs.codec import store
 from lightning_dist.comm.codecs.dither import seed_of
 from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.feedback import Place
 from lightning_dist.comm.legs import Chunk, NamedStep, keep_for_current_stream, sum_in_order
 
 
@@ -19,7 +20,7 @@ class EncodedLeg:
     Each owner first receives its piece of the part from all others and sums it (exact but for the encoding of what it
     received), encodes the sum once, then sends it to all others. Every owner, the summing one too, takes the sum as it
     is decoded, so that the result is the same on all ranks to the bit. The two halves are steps of two lanes with a
-    group each. Of a type that the codec does not apply to, values cross as they are.
+    group each. Of a type that the codec does not apply to, and while it warms up, values cross as they are.
 
     Args:
         collectives: The seam.
@@ -71,18 +72,21 @@ class EncodedLeg:
         if part is None or group is None:
             return
         pieces = _even_pieces(part, group.size)
-        own = pieces[group.index]
-        outgoing = self._encoded(_without(pieces, group.index), chunk, group.index)
-        incoming = torch.empty_like(outgoing)
+        own, columns = pieces[group.index], pieces.shape[1]
         others = [i for i in range(group.size) if i != group.index]
+        scales_here = chunk.scale is not None and (self._is_only or not chunk.scale_first)
+        before = 1.0 if scales_here or chunk.scale is None else 1 / chunk.scale
+        outgoing = self._encoded(_without(pieces, group.index), chunk, _place("part", chunk, columns, others, before))
+        incoming = torch.empty_like(outgoing)
         sends, receives = list(zip(others, outgoing, strict=True)), list(zip(others, incoming, strict=True))
         self._collectives.start_exchange(sends, receives, group, "reduce_scatter").wait(leg="cross", **chunk.attributes)
         total = torch.empty_like(own, dtype=torch.float32 if own.dtype.is_floating_point else own.dtype)
-        terms = [term.to(total.dtype) for term in self._decoded(incoming, part.dtype, own.numel())]
+        terms = [term.to(total.dtype) for term in self._decoded(incoming, chunk, columns)]
         terms.insert(group.index, own.to(total.dtype))
-        scale = chunk.scale if self._is_only or not chunk.scale_first else None
-        sum_in_order(terms, total, maximum=chunk.maximum, scale=scale)
-        chunk.encoded = self._encoded(total.to(own.dtype).unsqueeze(0), chunk, group.index)
+        sum_in_order(terms, total, maximum=chunk.maximum, scale=chunk.scale if scales_here else None)
+        after = 1.0 if chunk.scale is None else 1 / chunk.scale
+        place = _place("sum", chunk, columns, [group.index], after)
+        chunk.encoded = self._encoded(total.unsqueeze(0), chunk, place)
 
     def _gather(self, chunk: Chunk) -> None:
         part, group, summed = chunk.top, self._gather_group, chunk.encoded
@@ -95,17 +99,30 @@ class EncodedLeg:
         receives = [(i, incoming[i]) for i, _ in sends]
         self._collectives.start_exchange(sends, receives, group, "all_gather").wait(leg="cross", **chunk.attributes)
         columns = -(-part.numel() // group.size)
-        store(self._decoded(incoming, part.dtype, columns).reshape(-1)[: part.numel()], part)
+        store(self._decoded(incoming, chunk, columns).reshape(-1)[: part.numel()], part)
         chunk.encoded = None
 
-    def _encoded(self, rows: torch.Tensor, chunk: Chunk, index: int) -> torch.Tensor:
-        """[rows, bytes] of [rows, n]; of a type that the codec does not apply to, the values themselves."""
-        if not self._codec.applies_to(rows.dtype):
-            return rows
-        return self._codec.encode(rows.float(), seed=seed_of(chunk.sequence, index))
+    def _encoded(self, rows: torch.Tensor, chunk: Chunk, place: Place) -> torch.Tensor:
+        """[rows, bytes] of [rows, n]; the values themselves where they cross as they are."""
+        if self._is_exact(chunk):
+            return rows.to(chunk.data.dtype)
+        if chunk.account is not None:
+            return chunk.account.encode(self._codec, rows, place)
+        return self._codec.encode(rows.float(), seed=seed_of(chunk.sequence, place.starts[0]))
 
-    def _decoded(self, rows: torch.Tensor, dtype: torch.dtype, length: int) -> torch.Tensor:
-        return self._codec.decode(rows, length) if self._codec.applies_to(dtype) else rows
+    def _decoded(self, rows: torch.Tensor, chunk: Chunk, length: int) -> torch.Tensor:
+        return rows if self._is_exact(chunk) else self._codec.decode(rows, length)
+
+    def _is_exact(self, chunk: Chunk) -> bool:
+        is_warm_up = chunk.account is not None and chunk.account.is_exact
+        return is_warm_up or not self._codec.applies_to(chunk.data.dtype)
+
+
+def _place(kind: str, chunk: Chunk, columns: int, pieces: Sequence[int], unit: float) -> Place:
+    """Where pieces of a part are, in the tensor."""
+    low, part = chunk.top_start, chunk.top
+    assert part is not None
+    return Place(kind, tuple(low + piece * columns for piece in pieces), low + part.numel(), unit)
 
 
 def _even_pieces(part: torch.Tensor, size: int) -> torch.Tensor:

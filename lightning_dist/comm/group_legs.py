@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.legs import Chunk, NamedStep, parts_of, sum_in_order
+from lightning_dist.comm.legs import Chunk, NamedStep, part_start, parts_of, sum_in_order
 from lightning_dist.errors import CollectiveTimeoutError
 
 
@@ -74,7 +74,7 @@ class ProcessGroupLeg:
     def _reduce(self, chunk: Chunk) -> None:
         source, group = chunk.top, self._reduce_group
         if source is None:
-            chunk.held.append(None)
+            chunk.rise(None, 0)
             return
         if chunk.scale is not None and chunk.scale_first and self._is_first:
             source.mul_(chunk.scale)
@@ -87,7 +87,7 @@ class ProcessGroupLeg:
             part = self._reduce_by_exchange(chunk, source, group)
         if part is not None and chunk.scale is not None and self._is_last_sum and not chunk.scale_first:
             part.mul_(chunk.scale)
-        chunk.held.append(part)
+        chunk.rise(part, part_start(source.numel(), self._width, group.index) if group is not None else 0)
 
     def _reduce_by_exchange(self, chunk: Chunk, source: torch.Tensor, group: RankGroup) -> torch.Tensor | None:
         parts = parts_of(source, self._width)
@@ -107,7 +107,7 @@ class ProcessGroupLeg:
         return own
 
     def _gather(self, chunk: Chunk) -> None:
-        part = chunk.held.pop()
+        part = chunk.sink()
         target, group = chunk.top, self._gather_group
         if target is None or group is None:
             return

@@ -15,6 +15,7 @@ import torch
 from torch.futures import Future
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.feedback import Account, Feedback
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.lanes import Pipeline, StreamPipeline, ThreadPipeline
 from lightning_dist.comm.legs import Chunk, ChunkStep, Leg, NamedStep, keep_for_current_stream
@@ -33,6 +34,7 @@ class HierarchicalAllReduce:
         device: Where the tensors live.
         world_size: Number of ranks, by which a mean divides.
         signatures: Makes sure that ranks ask for the same.
+        feedback: What is owed of what is sent; ``None``: nothing is lost on the way.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class HierarchicalAllReduce:
         device: torch.device,
         world_size: int,
         signatures: SignatureCheck | None = None,
+        feedback: Feedback | None = None,
     ) -> None:
+        self.feedback = feedback
         self._signatures = signatures
         self._legs = tuple(legs)
         self._groups = tuple(groups)
@@ -63,6 +67,11 @@ class HierarchicalAllReduce:
         )
 
     @property
+    def world_size(self) -> int:
+        """Number of ranks that take part."""
+        return self._world_size
+
+    @property
     def lanes(self) -> tuple[str, ...]:
         """Names of the lanes, in order."""
         return tuple(step.lane for step in self._steps)
@@ -73,7 +82,12 @@ class HierarchicalAllReduce:
         return "; then ".join(leg.description for leg in self._legs)
 
     def start(
-        self, tensor: torch.Tensor, *, mean: bool = False, attributes: dict[str, int] | None = None
+        self,
+        tensor: torch.Tensor,
+        *,
+        mean: bool = False,
+        attributes: dict[str, int] | None = None,
+        account: Account | None = None,
     ) -> Future[torch.Tensor]:
         """Begin to reduce ``tensor`` in place; every rank calls it, in the same order, with the same shape and dtype.
 
@@ -81,6 +95,7 @@ class HierarchicalAllReduce:
             tensor: Any shape, 0-dim and empty included, contiguous or not. Bool is combined by "or".
             mean: Divide the sum by the number of ranks; floating and complex types only.
             attributes: What the events should say, e.g. ``{"bucket": 3}``.
+            account: Of :meth:`Feedback.enter`, where what is lost of the tensor is kept.
 
         Returns:
             A future of ``tensor``; it fails with a :class:`~lightning_dist.errors.CollectiveError`. On CUDA the
@@ -100,7 +115,8 @@ class HierarchicalAllReduce:
         if flat.numel() == 0 or self._world_size == 1:
             future.set_result(tensor)
             return future
-        pieces = flat.split(max(1, self._chunk_bytes // flat.element_size()))
+        columns = max(1, self._chunk_bytes // flat.element_size())
+        pieces = flat.split(columns)
         for index, piece in enumerate(pieces):
             chunk = Chunk(
                 piece,
@@ -109,6 +125,8 @@ class HierarchicalAllReduce:
                 scale=1.0 / self._world_size if mean else None,
                 scale_first=tensor.dtype is torch.float16,
                 attributes={**(attributes or {}), "chunk": index},
+                start=index * columns,
+                account=account,
             )
             self._sequence += 1
             is_last = index == len(pieces) - 1

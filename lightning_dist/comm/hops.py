@@ -36,7 +36,8 @@ def sum_encoded(codec: Codec) -> HopMove:
     """:func:`sum_up`, what is sent being encoded; own values enter the sum, which is taken in fp32, as they are."""
 
     def move(segments: Segments, hop: Hop, link: HopLink) -> None:
-        if not codec.applies_to(segments.rows.dtype):
+        is_warm_up = segments.trace is not None and segments.trace.account.is_exact
+        if is_warm_up or not codec.applies_to(segments.rows.dtype):
             sum_up(segments, hop, link)
             return
         others, owned = _others(hop), hop.owned_by(hop.index)
@@ -57,8 +58,11 @@ def sum_encoded(codec: Codec) -> HopMove:
 
 def _encoded(codec: Codec, segments: Segments, destinations: tuple[int, ...], hop: Hop) -> Segments:
     """Rows for others, as bytes."""
-    seed = seed_of(segments.sequence, hop.index)
-    encoded = codec.encode(segments.of(destinations).float(), seed=seed)
+    rows, trace = segments.of(destinations), segments.trace
+    if trace is not None and destinations:
+        encoded = trace.account.encode(codec, rows, trace.place(destinations))
+    else:
+        encoded = codec.encode(rows.float(), seed=seed_of(segments.sequence, hop.index))
     return Segments(destinations, encoded, segments.attributes, segments.tag)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.legs import Chunk, NamedStep, part_bounds, sum_in_order
+from lightning_dist.comm.legs import Chunk, NamedStep, part_bounds, part_start, sum_in_order
 from lightning_dist.comm.shared_memory import HostMemory
 from lightning_dist.errors import CollectiveTimeoutError
 
@@ -91,7 +91,8 @@ class SharedMemoryLeg:
         with self._collectives.operation(
             "reduce_scatter", group, leg="reduce", size_bytes=size_bytes, **chunk.attributes
         ):
-            chunk.held.append(self._reduce_into_window(chunk, source))
+            part = self._reduce_into_window(chunk, source)
+            chunk.rise(part, part_start(source.numel(), self._width, self._index))
 
     def _reduce_into_window(self, chunk: Chunk, source: torch.Tensor) -> torch.Tensor | None:
         memory, sequence, fingerprint = self._memory, chunk.sequence, _fingerprint(chunk, source)
@@ -121,7 +122,7 @@ class SharedMemoryLeg:
         return part
 
     def _gather(self, chunk: Chunk) -> None:
-        part = chunk.held.pop()
+        part = chunk.sink()
         target = chunk.top
         assert target is not None
         size_bytes = target.numel() * target.element_size()

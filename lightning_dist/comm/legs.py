@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from lightning_dist.comm.collectives import Pending
+from lightning_dist.comm.feedback import Account
 
 
 @dataclass
@@ -27,7 +28,10 @@ class Chunk:
         scale: Factor for the finished sum, or ``None``.
         scale_first: Whether ``scale`` is applied before the values leave the host (fp16, whose sum could overflow).
         attributes: What else events should say: bucket, chunk.
+        start: Of ``data`` in the tensor: its first element.
+        account: What is owed of the tensor; ``None``: nothing is kept of it.
         held: What this rank holds after each inner leg; ``None`` where it owns no part.
+        starts: Of each of ``held``: its first element in the tensor.
     """
 
     data: torch.Tensor
@@ -36,7 +40,10 @@ class Chunk:
     scale: float | None = None
     scale_first: bool = False
     attributes: dict[str, int] = field(default_factory=dict)
+    start: int = 0
+    account: Account | None = None
     held: list[torch.Tensor | None] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     pending: Pending | None = None
     encoded: torch.Tensor | None = None
 
@@ -44,6 +51,21 @@ class Chunk:
     def top(self) -> torch.Tensor | None:
         """What this rank holds at the present level."""
         return self.held[-1] if self.held else self.data
+
+    @property
+    def top_start(self) -> int:
+        """The first element of :attr:`top` in the tensor."""
+        return self.starts[-1] if self.starts else self.start
+
+    def rise(self, part: torch.Tensor | None, low: int) -> None:
+        """Hold a part of :attr:`top` from now on, which begins there at ``low``."""
+        self.starts.append(self.top_start + low)
+        self.held.append(part)
+
+    def sink(self) -> torch.Tensor | None:
+        """Hold again what was held before :meth:`rise`; returns the part."""
+        self.starts.pop()
+        return self.held.pop()
 
 
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # summed in fp32, rounded once
@@ -85,6 +107,11 @@ def part_bounds(length: int, width: int) -> list[tuple[int, int]]:
     """Cut ``length`` elements into ``width`` runs, the first ones of equal size, the last ones shorter or empty."""
     size = -(-length // width)
     return [(min(i * size, length), min((i + 1) * size, length)) for i in range(width)]
+
+
+def part_start(length: int, width: int, index: int) -> int:
+    """Where run ``index`` of :func:`part_bounds` begins."""
+    return min(index * -(-length // width), length)
 
 
 def parts_of(tensor: torch.Tensor, width: int) -> list[torch.Tensor]:

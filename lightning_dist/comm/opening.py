@@ -12,6 +12,7 @@ import torch.distributed as dist
 from lightning_dist.comm.codecs import codec_of
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.encoded_leg import EncodedLeg
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.group_legs import AllReduceLeg, ProcessGroupLeg
 from lightning_dist.comm.groups import make_leg_group
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
@@ -49,6 +50,7 @@ def open_all_reduce(
     rank: int,
     store: dist.Store,
     purpose: str = "gradients",
+    feedback: Feedback | None = None,
 ) -> HierarchicalAllReduce:
     """Choose the legs for a cluster, make their groups, and open the host's shared memory; every rank calls it.
 
@@ -60,6 +62,7 @@ def open_all_reduce(
         rank: This process's global rank.
         store: Shared by all ranks.
         purpose: What it is for; keeps its keys and group names apart from others'.
+        feedback: What is owed of what is sent.
     """
     if cluster.num_hosts == 1:
         config = dataclasses.replace(config, codec="same")  # nothing crosses between hosts, also not when flat
@@ -85,6 +88,7 @@ def open_all_reduce(
         device=device,
         world_size=cluster.world_size,
         signatures=SignatureCheck(keys, collectives=collectives, ranks=range(cluster.world_size)),
+        feedback=feedback,
     )
 
 
@@ -97,6 +101,7 @@ def open_all_reduce_across(
     rank: int,
     store: dist.Store,
     purpose: str = "replicas",
+    feedback: Feedback | None = None,
 ) -> HierarchicalAllReduce:
     """An all-reduce inside each of some groups that have one rank on each host, so that all of it crosses hosts.
 
@@ -109,6 +114,7 @@ def open_all_reduce_across(
         rank: This process's global rank.
         store: Shared by all ranks.
         purpose: Keeps its keys and group names apart from others'.
+        feedback: What is owed of what is sent.
     """
     plan = LegPlan(Tier.WORLD, tuple(tuple(part) for part in parts), len(parts[0]))
     opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes=0)
@@ -124,6 +130,7 @@ def open_all_reduce_across(
         device=device,
         world_size=len(own),
         signatures=SignatureCheck(keys, collectives=collectives, ranks=own),
+        feedback=feedback,
     )
 
 

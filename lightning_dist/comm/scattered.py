@@ -16,11 +16,12 @@ from torch.futures import Future
 
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives
+from lightning_dist.comm.feedback import Account, Feedback
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.hop_lanes import HopLane, LaneOpening, open_hop_lanes
 from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
 from lightning_dist.comm.legs import keep_for_current_stream
-from lightning_dist.comm.segments import Segments
+from lightning_dist.comm.segments import Segments, Trace
 from lightning_dist.comm.signatures import SignatureCheck, WatchedFuture, amount_of, tag_of
 from lightning_dist.errors import CollectiveError
 from lightning_dist.topology import Cluster
@@ -44,6 +45,7 @@ class HierarchicalScatter:
             values always cross as they are.
         shares_memory: Whether ranks of one host exchange through shared memory, on CPU and where a handshake shows
             that they share it; over process groups else.
+        feedback: What is owed of what is sent; ``None``: nothing is lost on the way.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class HierarchicalScatter:
         parts: Sequence[Sequence[int]] | None = None,
         codec: Codec | None = None,
         shares_memory: bool = True,
+        feedback: Feedback | None = None,
     ) -> None:
+        self.feedback = feedback
         self._device = device
         self._events = collectives.events
         self._chunk_bytes = chunk_bytes
@@ -113,6 +117,7 @@ class HierarchicalScatter:
         name: str = "",
         mean: bool = False,
         then: Callable[[], None] | None = None,
+        account: Account | None = None,
     ) -> Future[torch.Tensor]:
         """Begin to sum ``tensor`` over the group and give each member its shard; all members call it, in one order.
 
@@ -125,6 +130,7 @@ class HierarchicalScatter:
             mean: Divide by the size of the group.
             then: Called once ``output`` is written, in the last lane (its thread, its stream), before the future is
                 done; in the order of the calls, so it may start an operation of another group.
+            account: Of :meth:`Feedback.enter`, where what is lost of the tensor is kept.
 
         Returns:
             A future of ``output``.
@@ -135,6 +141,7 @@ class HierarchicalScatter:
         scale = 1.0 / self._size if mean else None
         # fp16 could overflow in the sum: every term is scaled instead.
         scale_first = scale is not None and output.dtype is torch.float16
+        unit = 1 / scale if scale is not None and scale_first else 1.0
         future, tag = self._agreed("reduce_scatter", asked), tag_of(asked)
         columns = self._columns(rows)
         self._sequence += 1
@@ -147,7 +154,8 @@ class HierarchicalScatter:
                 chunk = chunk * scale
             attributes = {"chunk": piece.start // columns}
             everyone = tuple(range(self._size))
-            return Segments(everyone, chunk, attributes, tag, target[:, piece], (self._index,), sequence)
+            trace = None if account is None else Trace(account, rows.shape[1], piece.start, unit)
+            return Segments(everyone, chunk, attributes, tag, target[:, piece], (self._index,), sequence, trace)
 
         def finish(segments: Segments) -> None:
             keep_for_current_stream(segments.rows)

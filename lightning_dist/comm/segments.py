@@ -7,6 +7,30 @@ from dataclasses import dataclass
 
 import torch
 
+from lightning_dist.comm.feedback import Account, Place
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Where rows come from.
+
+    Attributes:
+        account: What is owed of the tensor that they are a piece of.
+        length: Elements of each destination in the tensor.
+        first: Of each destination: the first column.
+        unit: Elements of the tensor that one of a row is worth.
+    """
+
+    account: Account
+    length: int
+    first: int
+    unit: float
+
+    def place(self, destinations: Sequence[int]) -> Place:
+        """Where rows of some destinations are, in the tensor."""
+        starts = tuple(destination * self.length + self.first for destination in destinations)
+        return Place("part", starts, starts[-1] + self.length, self.unit)
+
 
 @dataclass
 class Segments:
@@ -20,6 +44,7 @@ class Segments:
         goal: [len(final), columns]: where the rows of ``final`` are wanted in the end.
         final: The destinations of ``goal``, ascending.
         sequence: Number of the operation, counted alike on all ranks.
+        trace: Where the rows come from; ``None``: nothing is kept of them.
     """
 
     destinations: tuple[int, ...]
@@ -29,6 +54,7 @@ class Segments:
     goal: torch.Tensor | None = None
     final: tuple[int, ...] = ()
     sequence: int = 0
+    trace: Trace | None = None
 
     def of(self, destinations: Sequence[int]) -> torch.Tensor:
         """[len(destinations), columns]: some rows, as they lie where they lie evenly, else copied."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lightning_dist.config.checks import MIB, check_choice, check_range
+from lightning_dist.config.checks import MIB, check_choice, check_count, check_flags, check_range
 from lightning_dist.config.sparse import SparseConfig
 
 SYNC_ALGORITHMS = ("flat", "hierarchical")
@@ -26,6 +26,9 @@ class SyncConfig:
             encoded between all ranks of several hosts.
         rounding: Of ``int8``: to the ``nearest`` step, or ``stochastic``, which is right on average.
         ratio: Of ``topk``: the share of values that go, in (0, 0.5).
+        error_feedback: Whether what ``int8``, ``onebit`` and ``topk`` lose of a gradient is added to what is sent next.
+            It takes the memory of fp32 gradients once a host, and once more over all ranks.
+        warmup_steps: So many synchronisations are exact before the first that ``int8``, ``onebit`` or ``topk`` encodes.
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
         chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
             overlap.
@@ -40,6 +43,8 @@ class SyncConfig:
     codec: str = "same"
     rounding: str = "nearest"
     ratio: float = 0.01
+    error_feedback: bool = True
+    warmup_steps: int = 0
     bucket_bytes: int = 8 * MIB
     chunk_bytes: int = 2 * MIB
     max_in_flight: int = 4
@@ -52,6 +57,8 @@ class SyncConfig:
         check_choice("sync.codec", self.codec, CODECS)
         check_choice("sync.rounding", self.rounding, ROUNDINGS)
         check_range("sync.ratio", self.ratio, low=1e-6, high=0.499, unit="of all values")
+        check_flags("sync", self)
+        check_count("sync.warmup_steps", self.warmup_steps, low=0, unit="synchronisations")
         check_choice("sync.shared_memory", self.shared_memory, SHARED_MEMORY_CHOICES)
         check_range("sync.bucket_bytes", self.bucket_bytes, low=1024, unit="bytes")
         check_range("sync.chunk_bytes", self.chunk_bytes, low=4096, unit="bytes")
@@ -64,6 +71,6 @@ SYNC_PRESETS: dict[str, SyncConfig] = {
     "hierarchical": SyncConfig(),
     "bf16": SyncConfig(codec="bf16"),
     "int8": SyncConfig(codec="int8"),
-    "onebit": SyncConfig(codec="onebit"),
+    "onebit": SyncConfig(codec="onebit", warmup_steps=100),
     "topk": SyncConfig(codec="topk"),
 }

@@ -10,9 +10,10 @@ Note: no postponed annotations in this file; the reducer compares the hook's wit
 import torch
 import torch.distributed as dist
 from torch.futures import Future
-from torch.nn.parallel import DistributedDataParallel
 
+from lightning_dist.comm.feedback import Origin, Span
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.sparse import SparseAverage
 
 
@@ -27,10 +28,18 @@ class AllReduceScheme:
     def __init__(self, all_reduce: HierarchicalAllReduce, sparse: SparseAverage | None = None) -> None:
         self._all_reduce = all_reduce
         self._sparse = sparse
+        self._names: dict[torch.Tensor, str] = {}
 
-    def attach(self, module: DistributedDataParallel) -> None:
-        """Let the module's reducer call :meth:`hook`; once for each module."""
+    def attach(self, module: DataParallel) -> None:
+        """Let the module's reducer call :meth:`hook`; once for each module.
+
+        Where a codec loses something, buckets stay as they are made first: what is encoded together then depends on the
+        model only, and a run that goes on from a checkpoint encodes what it would have without a stop.
+        """
         module.register_comm_hook(state=None, hook=self.hook)
+        if self._all_reduce.feedback is not None:
+            self._names = {parameter: name for name, parameter in module.module.named_parameters()}
+            module.keep_buckets()
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to average one bucket.
@@ -47,4 +56,11 @@ class AllReduceScheme:
         if gradients.is_sparse:
             assert self._sparse is not None, "modules with sparse gradients are known before"
             return self._sparse.start(gradients, bucket.parameters()[0])
-        return self._all_reduce.start(gradients, mean=True, attributes={"bucket": bucket.index()})
+        feedback = self._all_reduce.feedback
+        account = None if feedback is None else feedback.enter(self._origin(bucket), gradients)
+        attributes = {"bucket": bucket.index()}
+        return self._all_reduce.start(gradients, mean=True, attributes=attributes, account=account)
+
+    def _origin(self, bucket: dist.GradBucket) -> Origin:
+        spans = tuple(Span(self._names[p], 0, p.numel()) for p in bucket.parameters())
+        return Origin(f"bucket {bucket.index()}", spans, 1 / self._all_reduce.world_size)

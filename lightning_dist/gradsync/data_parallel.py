@@ -51,6 +51,10 @@ class DataParallel(DistributedDataParallel):
             return not any(now and not before for now, before in zip(trained, self._trained, strict=True))
         return trained == self._trained
 
+    def keep_buckets(self) -> None:
+        """Leave buckets as they are; the reducer would deal parameters anew in the order in which gradients come."""
+        self.reducer = _KeptBuckets(self.reducer)  # type: ignore[assignment]  # it does what one does
+
     def flush_static_graph(self) -> None:
         """Launch what a static graph's first backward held back; under manual optimization nobody else does. Once."""
         if self.static_graph and not self._static_graph_flushed:
@@ -84,6 +88,23 @@ class DataParallel(DistributedDataParallel):
     def _sync_buffers(self) -> None:  # also called by the forward
         with self._operation("broadcast of buffers"):
             super()._sync_buffers()  # type: ignore[no-untyped-call]
+
+
+class _KeptBuckets:
+    """A reducer that is never told to make its buckets anew, which DDP does before the second forward (torch 2.13).
+
+    Args:
+        reducer: That of :class:`~torch.nn.parallel.DistributedDataParallel`.
+    """
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
 
 
 def explain_unused_parameters(exception: BaseException) -> None:

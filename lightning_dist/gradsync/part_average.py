@@ -13,9 +13,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dist.comm.feedback import Origin, Span
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.errors import LateGradientError, UnusedParametersError
 
@@ -32,6 +34,7 @@ class _Bucket:
         self.parameters = tuple(parameters)
         self.waiting: set[nn.Parameter] = set()
         self.is_started = False
+        self.origin: Origin | None = None
         self.sum: Tensor | None = None  # [n], filled by the lanes
 
 
@@ -150,6 +153,8 @@ class PartAverage:
             filling.append(parameter)
             held_bytes[parameter.dtype] = held_bytes.get(parameter.dtype, 0) + size
         self._buckets += [_Bucket(filling) for filling in open_buckets.values()]
+        if self._scatter.feedback is not None:
+            self._trace()
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 self._bucket_of[parameter] = bucket
@@ -189,7 +194,18 @@ class PartAverage:
         def hand_out() -> None:
             self._handing_out.append(self._scatter.all_gather(total, shard))
 
-        self._summing.append(self._scatter.reduce_scatter(shard, flat, mean=True, then=hand_out))
+        feedback, origin = self._scatter.feedback, bucket.origin
+        account = None if feedback is None or origin is None else feedback.enter(origin, flat)
+        self._summing.append(self._scatter.reduce_scatter(shard, flat, mean=True, then=hand_out, account=account))
+
+    def _trace(self) -> None:
+        """Say of each bucket what it is made of; a part of a split layer is no run of the parameter's elements."""
+        for bucket in self._buckets:
+            names = [None if isinstance(p, DTensor) else self._names[p] for p in bucket.parameters]
+            spans = [Span(name, 0, _local(p).numel()) for name, p in zip(names, bucket.parameters, strict=True)]
+            padding = -sum(span.length for span in spans) % self._size
+            key = f"bucket of {self._names[bucket.parameters[0]]}"
+            bucket.origin = Origin(key, (*spans, Span(None, 0, padding)), 1 / self._size)
 
     @torch.no_grad()
     def _put_back(self, bucket: _Bucket, stays_without: set[nn.Parameter]) -> None:

@@ -12,9 +12,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
-from lightning_dist.modes.mode import Mode, Setting, unwrapped
+from lightning_dist.modes.mode import Mode, Seat, Setting, unwrapped
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.buffers import BufferedModule, BufferSync
 from lightning_dist.parallel.full_tensors import StateDictHooks
@@ -116,6 +117,17 @@ class AveragedMode(Mode):
     def held_state(self) -> HeldState:
         """Parts, and what is whole."""
         return HeldState(self.module, self._links.layout, self.setting.run.rank, full=self._full)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """Of the lanes."""
+        return None if self._links.scatter is None else self._links.scatter.feedback
+
+    @property
+    def feedback_seat(self) -> Seat:
+        """Among those that hold the same parts."""
+        scatter = self._links.scatter
+        return super().feedback_seat if scatter is None else (scatter.index, len(scatter.members))
 
     def as_held(self) -> AbstractContextManager[None]:
         """Parts stay parts."""

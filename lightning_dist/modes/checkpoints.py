@@ -6,7 +6,8 @@ What a sharded checkpoint holds, by name:
 - ``optimizer/<i>/<parameter>.<entry>``: tensors of an optimizer's state;
 - ``optimizer/<i>/rank/<r>``: its other values, and how its parameters are grouped;
 - ``lightning``: all else of the dictionary, as rank 0 has it;
-- ``rank/<r>``: a rank's random state, and where its data loaders are.
+- ``rank/<r>``: a rank's random state, and where its data loaders are;
+- ``feedback/<r>``: what a rank's codec has lost of gradients, and is to be sent still.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from lightning_dist.config import CheckpointConfig
 from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes import random_states
+from lightning_dist.modes.kept_feedback import FEEDBACK, WINDOW, load_feedback
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
@@ -126,6 +128,9 @@ def save(
         objects[name] = made(_values_of(held, optimizers[index], state), name)
     name = f"{RANK}{rank}"
     objects[name] = made({"random": random_states.collect(), "loaders": _loaders_of(rest)}, name)
+    feedback = mode.feedback if is_for_resuming else None
+    if feedback is not None:
+        objects[f"{FEEDBACK}{rank}"] = made(feedback.state_dict(), f"{FEEDBACK}{rank}")
     if rank == 0:
         objects[REST] = made({"checkpoint": rest, "state_dict": others}, REST)
     record = {
@@ -136,6 +141,7 @@ def save(
         "hosts": list(mode.setting.run.cluster.host_of_rank),
         "parallel": mode.setting.parallel.mode,
         "options": {"parallel": asdict(mode.setting.parallel), "sync": asdict(mode.setting.sync)},
+        WINDOW: None if feedback is None else feedback.window,
         "torch": torch.__version__,
         "lightning": rest.get("pytorch-lightning_version"),
     }
@@ -304,17 +310,17 @@ def _leased(folder: Folder, rank: int, stored_at: str | None) -> AbstractContext
 
 def load_optimizers(
     opened: Opened,
-    held: HeldState,
+    mode: Mode,
     optimizers: list[torch.optim.Optimizer],
     rank: int,
     *,
     relay: HostRelay | None = None,
 ) -> None:
-    """Read the states of optimizers, and set this rank's random state; every rank calls it.
+    """Read the states of optimizers and error feedback, and set this rank's random state; every rank calls it.
 
     Args:
         opened: As :func:`load` left it.
-        held: Of the module.
+        mode: The present one.
         optimizers: Whose states are read.
         rank: This process's global rank.
         relay: As for :func:`load`.
@@ -322,6 +328,7 @@ def load_optimizers(
     Raises:
         StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
     """
+    held = mode.held_state()
     try:
         _load_optimizers(opened, held, optimizers, rank, relay)
     except CheckpointError as error:  # the same on all ranks
@@ -329,7 +336,10 @@ def load_optimizers(
         if stored is None:
             raise
         warnings.warn(f"{opened.stored_at} is read from storage: {error}", stacklevel=2)
-        _load_optimizers(stored, held, optimizers, rank, relay)
+        opened = stored
+        _load_optimizers(opened, held, optimizers, rank, relay)
+    names = {name for optimizer in optimizers for name in held.names_held(optimizer)}
+    load_feedback(opened.folder, opened.manifest, mode, names)
 
 
 def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:

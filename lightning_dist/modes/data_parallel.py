@@ -11,6 +11,7 @@ from lightning.pytorch.overrides.distributed import _sync_module_states, prepare
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.sparse import SparseAverage
@@ -97,6 +98,11 @@ class DataParallelMode(Mode):
             self._wrapped.sync_buffers()
         self._buffers_due = False
         return super().evaluate(step, *args, **kwargs)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """Of the lanes."""
+        return None if self._all_reduce is None else self._all_reduce.feedback
 
     def abort(self, reason: str) -> None:
         """End the lanes."""

@@ -15,9 +15,13 @@ from torch import nn
 
 from lightning_dist.build import RunContext
 from lightning_dist.comm.agreement import Agreement
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.topology.layout import Axes, Layout
+
+Seat = tuple[int, int]
+"""Place in a group, and its size."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,16 @@ class Mode:
         cluster = self.setting.run.cluster
         layout = Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size))
         return HeldState(self.module, layout, self.setting.run.rank)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """What codecs have lost of gradients and is to be sent still; ``None`` where they lose nothing."""
+        return None
+
+    @property
+    def feedback_seat(self) -> Seat:
+        """This rank's place among those of whom any may send what is owed of a parameter it holds."""
+        return self.setting.run.rank, self.setting.run.cluster.world_size
 
     def as_held(self) -> AbstractContextManager[None]:
         """Inside, ``state_dict()`` has what this rank holds; nothing is sent."""

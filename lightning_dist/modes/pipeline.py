@@ -18,10 +18,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.errors import CollectiveError, CombinationError
 from lightning_dist.gradsync.part_average import PartAverage
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
-from lightning_dist.modes.mode import Mode, unwrapped
+from lightning_dist.modes.mode import Mode, Seat, unwrapped
 from lightning_dist.modes.pipelined_step import PipelinedStep, StepReport, looks_at_old_gradients
 from lightning_dist.modes.refusals import refuse_wholes
 from lightning_dist.modes.stage_reports import StageReports
@@ -353,6 +354,17 @@ class PipelineMode(Mode):
         """Values on rank 0 only."""
         assert self._staged is not None
         return self._staged.optimizer_state(unwrapped(optimizer), keep=self.setting.run.rank == 0)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """Of the lanes between replicas."""
+        return None if self._links is None or self._links.scatter is None else self._links.scatter.feedback
+
+    @property
+    def feedback_seat(self) -> Seat:
+        """Among those that hold the same stages."""
+        scatter = None if self._links is None else self._links.scatter
+        return super().feedback_seat if scatter is None else (scatter.index, len(scatter.members))
 
     def held_state(self) -> HeldState:
         """Of what several stages hold, one speaks."""

@@ -15,9 +15,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
-from lightning_dist.modes.mode import Mode, Setting, unwrapped
+from lightning_dist.modes.mode import Mode, Seat, Setting, unwrapped
 from lightning_dist.modes.refusals import refuse_after_failure
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.held_state import HeldState
@@ -191,6 +192,18 @@ class ShardedMode(Mode):
         if self._model is None or self._links is None:
             return super().held_state()
         return HeldState(self.module, self._links.layout, self.setting.run.rank, full=self._model.full)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """Of the lanes."""
+        return None if self._links is None else self._links.scatter.feedback
+
+    @property
+    def feedback_seat(self) -> Seat:
+        """Any rank adds to a sum over all."""
+        if self._links is None or self.setting.parallel.mode == "hsdp":
+            return super().feedback_seat
+        return self._links.scatter.index, len(self._links.scatter.members)
 
     def as_held(self) -> AbstractContextManager[None]:
         """Shards stay shards."""

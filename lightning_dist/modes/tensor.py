@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.errors import CombinationError
 from lightning_dist.modes.averaged import AveragedMode
-from lightning_dist.modes.mode import Mode, Setting
+from lightning_dist.modes.mode import Mode, Seat, Setting
 from lightning_dist.modes.refusals import refuse_wholes
 from lightning_dist.modes.sharded import ShardedMode
 from lightning_dist.parallel.batches import check_batches, fingerprint, who_differs
@@ -186,6 +187,16 @@ class TensorMode(Mode):
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Values on rank 0 only."""
         return make(optimizer) if self._inner is None else self._inner.optimizer_state(optimizer, make)
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """That of how gradients are averaged."""
+        return None if self._inner is None else self._inner.feedback
+
+    @property
+    def feedback_seat(self) -> Seat:
+        """That of how gradients are averaged."""
+        return super().feedback_seat if self._inner is None else self._inner.feedback_seat
 
     def held_state(self) -> HeldState:
         """The inner mode's."""

@@ -33,6 +33,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dist.comm.feedback import Account
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.legs import keep_for_current_stream
 from lightning_dist.comm.scattered import HierarchicalScatter
@@ -53,6 +54,7 @@ from lightning_dist.parallel.fsdp_groups import (
 )
 from lightning_dist.parallel.inner_backward import InnerBackward
 from lightning_dist.parallel.lost_writes import LostWrites
+from lightning_dist.parallel.origins import origin_of_shard, origin_of_sum
 from lightning_dist.parallel.replicated import ReplicatedGradients
 from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
@@ -232,19 +234,40 @@ class GradientReduction:
         group = self._watches[index].group
         carried = [(view, self._aside.pop(p)) for p, view in views_of(group, output) if p in self._aside]
         across = self._across if self.crosses else None
+        sum_account, shard_account = self._accounts(index, gradients, mean=mean)
 
         def then() -> None:
             for view, earlier in carried:
                 keep_for_current_stream(earlier)
                 view.add_(earlier)
             if across is not None:
-                self._crossing.append(across.start(output, mean=True))
+                self._crossing.append(across.start(output, mean=True, account=shard_account))
 
         if gradients is None:
             then()
         else:
-            name = self._names[index]
-            self._pending.append(self._scatter.reduce_scatter(output, gradients, name=name, mean=mean, then=then))
+            self._pending.append(
+                self._scatter.reduce_scatter(
+                    output, gradients, name=self._names[index], mean=mean, then=then, account=sum_account
+                )
+            )
+
+    def _accounts(
+        self, index: int, gradients: torch.Tensor | None, *, mean: bool
+    ) -> tuple[Account | None, Account | None]:
+        """Of a group's gradients and, where there are replicas, of its shard of their sum."""
+        feedback, across = self._scatter.feedback, self._across
+        if feedback is None or gradients is None or (across is not None and not self.crosses):
+            return None, None
+        group, key, shards = self._watches[index].group, f"{index} {self._names[index]}", len(self._scatter.members)
+        replicas = 1 if across is None else across.world_size
+        weight = (1 / shards if mean else 1.0) / replicas
+        whole = feedback.enter(origin_of_sum(group, key, num_shards=shards, weight=weight), gradients)
+        if across is None:
+            return whole, None
+        # Gradients stay in the host until they are summed, exact; what is owed of the shard is filed with the whole.
+        shard = origin_of_shard(group, key, shard=self._scatter.index, weight=1 / replicas)
+        return None, feedback.enter(shard, None)
 
     def _wait(self, most: int) -> None:
         while len(self._pending) > most:

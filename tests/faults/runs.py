@@ -129,7 +129,7 @@ def shard_until_failure(context: RankContext, faults: Sequence[Fault], sync: dic
             fault_point=point,
         )
         stack.callback(run.close)
-        scatter = GroupMaker(run, config).scatter([range(n)], "shards")
+        scatter = GroupMaker(run, config, mode="zero2").scatter([range(n)], "shards")
         stack.callback(scatter.close)
 
         def step() -> None:

@@ -1,0 +1,47 @@
+"""Error feedback in sharded checkpoints: ``feedback/<r>``, what rank r owes of which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from lightning_dist.checkpoint import sharded
+from lightning_dist.checkpoint.manifest import Manifest
+from lightning_dist.checkpoint.storage import Folder
+from lightning_dist.modes.mode import Mode
+
+FEEDBACK = "feedback/"
+WINDOW = "feedback_window"
+"""Of a checkpoint's record: how many times gradients had been synchronised."""
+
+
+def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collection[str]) -> None:
+    """Take over what is owed; every rank calls it.
+
+    As many ranks that hold the same as those that saved go on with what was theirs, to the bit. Others deal it out: of
+    each parameter each of the former ranks has one rank that takes over what it owed.
+
+    Args:
+        folder: Of the checkpoint.
+        manifest: Of the checkpoint.
+        mode: The present one.
+        held: Names of the parameters that this rank holds, in part at least.
+    """
+    feedback = mode.feedback
+    saved = [name for name in manifest.objects if name.startswith(FEEDBACK)]
+    if feedback is None or not saved:
+        return
+    window, run = manifest.record.get(WINDOW) or 0, mode.setting.run
+    own = f"{FEEDBACK}{run.rank}"
+    if len(saved) == run.cluster.world_size and own in saved:
+        state: dict[str, Any] = {own: None}
+        sharded.load(state, folder, manifest=manifest)
+        if state[own]["layout"] == feedback.layout:
+            feedback.load_state_dicts([state[own]], run.device)
+            return
+    place, size = mode.feedback_seat
+    taken: dict[str, Any] = {name: None for name in saved if int(name.removeprefix(FEEDBACK)) % size == place}
+    if taken:
+        sharded.load(taken, folder, manifest=manifest)
+    feedback.load_state_dicts(list(taken.values()), run.device, window=window)
+    feedback.keep_only(held)

@@ -1,0 +1,167 @@
+"""What is owed: added once, kept by parameter, and never lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_dist.comm.codecs import Codec, codec_of
+from lightning_dist.comm.feedback import Account, Feedback, Origin, Place, Span
+from lightning_dist.config import SyncConfig
+
+CPU = torch.device("cpu")
+
+
+def onebit() -> Codec:
+    codec = codec_of(SyncConfig(codec="onebit"))
+    assert codec is not None
+    return codec
+
+
+def feedback(layout: str = "here", *, rank: int = 0, warmup_steps: int = 0, keeps: bool = True) -> Feedback:
+    return Feedback(layout=layout, rank=rank, warmup_steps=warmup_steps, keeps=keeps)
+
+
+def whole(rows: torch.Tensor, kind: str = "part", unit: float = 1.0) -> Place:
+    """All of a tensor, in rows."""
+    length = rows.shape[1]
+    return Place(kind, tuple(row * length for row in range(rows.shape[0])), rows.numel(), unit)
+
+
+def send(account: Account, values: torch.Tensor) -> torch.Tensor:
+    rows = values.view(2, -1)
+    return onebit().decode(account.encode(onebit(), rows, whole(rows)), rows.shape[1]).reshape(-1)
+
+
+def total(owed: dict[str, list[tuple[int, torch.Tensor]]], name: str, length: int) -> torch.Tensor:
+    out = torch.zeros(length)
+    for low, values in owed.get(name, []):
+        out[low : low + len(values)] += values
+    return out
+
+
+def noise(length: int, seed: int) -> torch.Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(seed))
+
+
+TWO = Origin("a", (Span("x", 0, 300), Span(None, 0, 4), Span("y", 10, 296)), 0.25)
+
+
+def test_what_was_sent_and_what_is_owed_is_what_was_given() -> None:
+    owing, given_, sent = feedback(), torch.zeros(600), torch.zeros(600)
+    for step in range(20):
+        values = noise(600, step)
+        given_ += values
+        sent += send(owing.enter(TWO, values), values)
+    owed = owing.owed()
+    torch.testing.assert_close(0.25 * (given_ - sent)[:300], total(owed, "x", 300), rtol=0, atol=1e-4)
+    torch.testing.assert_close(0.25 * (given_ - sent)[304:], total(owed, "y", 306)[10:], rtol=0, atol=1e-4)
+    assert owing.window == 19
+
+
+def test_without_feedback_nothing_is_owed() -> None:
+    owing = feedback(keeps=False)
+    values = noise(600, 0)
+    send(owing.enter(TWO, values), values)
+    assert owing.owed() == {}
+
+
+def test_the_first_synchronisations_are_exact() -> None:
+    owing = feedback(warmup_steps=2)
+    said = [[owing.enter(Origin(key, (), 1.0), torch.empty(0)).is_exact for key in "abc"] for _ in range(4)]
+    assert said == [[True] * 3, [True] * 3, [False] * 3, [False] * 3]
+
+
+def test_a_tensor_of_other_parameters_gets_what_is_owed_of_them_once() -> None:
+    owing = feedback()
+    values = noise(600, 0)
+    send(owing.enter(TWO, values), values)
+    before = owing.owed()
+    other = Origin("a", (Span("y", 0, 400), Span("x", 100, 100)), 0.5)
+    tensor = torch.zeros(500)
+    owing.enter(other, tensor)
+    torch.testing.assert_close(tensor[:400], total(before, "y", 400) / 0.5)
+    torch.testing.assert_close(tensor[400:], total(before, "x", 300)[100:200] / 0.5)
+    again = torch.zeros(500)
+    owing.enter(other, again)
+    assert not again.any()
+    left = total(owing.owed(), "x", 300)
+    assert not left[100:200].any()
+    assert torch.equal(left[:100], total(before, "x", 300)[:100])
+
+
+def test_the_account_of_a_tensor_that_does_not_come_any_more_is_dissolved() -> None:
+    owing = feedback()
+    for key in ("a", "b"):
+        values = noise(600, 0)
+        send(owing.enter(Origin(key, (Span(key, 0, 600),), 1.0), values), values)
+    before = owing.owed()
+    for _ in range(2):
+        owing.enter(Origin("a", (Span("a", 0, 600),), 1.0), torch.zeros(600))
+    tensor = torch.zeros(600)
+    owing.enter(Origin("c", (Span("b", 0, 600),), 1.0), tensor)
+    assert torch.equal(tensor, total(before, "b", 600))
+
+
+def test_residues_of_sums_count_by_their_unit() -> None:
+    account = Account(Origin("a", (Span("x", 0, 300),), 0.25))
+    rows = noise(300, 0).view(1, 300)
+    lost = rows - onebit().decode(account.encode(onebit(), rows, whole(rows, "sum", 4.0)), 300)
+    ((name, low, values),) = account.dissolved()
+    assert (name, low) == ("x", 0)
+    torch.testing.assert_close(values, lost[0])
+
+
+def test_padding_is_not_owed_to_anyone() -> None:
+    account = Account(Origin("a", (Span("x", 0, 5),), 1.0))
+    rows = noise(6, 0).view(2, 3)
+    account.encode(onebit(), rows, Place("part", (0, 3), 5, 1.0))
+    assert [(name, low, len(values)) for name, low, values in account.dissolved()] == [("x", 0, 3), ("x", 3, 2)]
+
+
+@pytest.mark.parametrize("poison", [math.inf, math.nan])
+def test_one_step_that_is_not_finite_does_not_spoil_those_after_it(poison: float) -> None:
+    owing = feedback()
+    values = noise(600, 0)
+    values[7] = poison
+    assert not send(owing.enter(TWO, values), values)[7].isfinite()
+    values = noise(600, 1)
+    assert send(owing.enter(TWO, values), values).isfinite().all()
+
+
+def test_a_rank_goes_on_as_if_it_had_not_stopped() -> None:
+    straight, stopped = feedback(), feedback()
+    for step in range(6):
+        if step == 3:
+            saved = stopped.state_dict()
+            stopped = feedback()
+            stopped.load_state_dicts([saved], CPU)
+        a, b = noise(600, step), noise(600, step)
+        assert torch.equal(send(straight.enter(TWO, a), a), send(stopped.enter(TWO, b), b))
+    assert stopped.window == straight.window
+
+
+@given(before=st.integers(1, 5), after=st.integers(1, 5), layout=st.sampled_from(["here", "there"]))
+@settings(max_examples=20, deadline=None)
+def test_other_ranks_take_over_all_that_is_owed(before: int, after: int, layout: str) -> None:
+    """Whatever their number: the sum of what is owed stays, and comes out in the units of the new tensors."""
+    saved, owed = [], torch.zeros(300)
+    for rank in range(before):
+        owing = feedback(rank=rank)
+        values = noise(600, rank)
+        send(owing.enter(TWO, values), values)
+        owed += total(owing.owed(), "x", 300)
+        saved.append(owing.state_dict())
+    found = torch.zeros(300)
+    for rank in range(after):
+        owing = feedback(layout, rank=rank)
+        owing.load_state_dicts(saved[rank::after], CPU)
+        tensor = torch.zeros(300)
+        owing.enter(Origin("other", (Span("x", 0, 300),), 1 / after), tensor)
+        left = total(owing.owed(), "x", 300)
+        found += tensor / after + left
+    torch.testing.assert_close(found, owed, rtol=0, atol=1e-5)
