@@ -15,7 +15,9 @@ from lightning_dist.errors import CombinationError
 _IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
 
 
-def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, recompute: RecomputeConfig) -> None:
+def refuse_combinations(
+    parallel: ParallelConfig, sync: SyncConfig, topology: TopologyConfig, recompute: RecomputeConfig
+) -> None:
     """Refuse groups that cannot work together, whatever the cluster; before any process starts.
 
     Raises:
@@ -26,6 +28,11 @@ def refuse_combinations(parallel: ParallelConfig, topology: TopologyConfig, reco
         raise CombinationError(
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
+        )
+    if sync.algorithm == "powersgd" and parallel.mode != "ddp":
+        raise CombinationError(
+            f"sync=powersgd with parallel={parallel.mode}: factors are of whole matrices, on ranks that all have the "
+            "same; write parallel=ddp, or sync=int8, onebit or topk"
         )
     if parallel.stages and recompute.mode == "budget":
         raise CombinationError(
@@ -91,6 +98,8 @@ def without_effect(
             "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "
             "own; write topology=auto, or sync=flat to say what is meant"
         )
+    elif num_hosts == 1 and sync.algorithm == "powersgd":
+        said.append("sync=powersgd has no effect on one host: nothing crosses between hosts; write sync=hierarchical")
     elif num_hosts == 1 and sync.codec != "same":
         said.append(
             f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
@@ -100,6 +109,8 @@ def without_effect(
         for name, only in (("rounding", "int8"), ("ratio", "topk"))
         if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec != only
     ]
+    if sync.powersgd != SyncConfig().powersgd and sync.algorithm != "powersgd":
+        said.append(f"sync.powersgd has no effect with sync.algorithm={sync.algorithm}; write sync=powersgd")
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(
             f"topology.switches has no effect with topology.tiers={topology.tiers}; "

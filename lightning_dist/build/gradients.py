@@ -14,6 +14,7 @@ from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
 from lightning_dist.gradsync.allreduce import AllReduceScheme
 from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.powersgd import LowRankFeedback, PowerSGDScheme
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.gradsync.sparse.choice import limit_of
 from lightning_dist.topology import Tier
@@ -42,6 +43,7 @@ def wrap_data_parallel(
     parallel: ParallelConfig,
     sync: SyncConfig,
     extra: Mapping[str, object],
+    low_rank: LowRankFeedback | None = None,
 ) -> DataParallel:
     """Wrap a module so that its gradients are averaged by ``all_reduce``; every rank calls it.
 
@@ -53,6 +55,7 @@ def wrap_data_parallel(
         parallel: Options of the wrapper.
         sync: For the size of buckets.
         extra: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`, as the user gave them.
+        low_rank: What is kept of matrices that travel as factors; ``None``: all travel whole.
     """
     arguments: dict[str, object] = {
         "find_unused_parameters": parallel.find_unused_parameters,
@@ -66,7 +69,10 @@ def wrap_data_parallel(
     with side_stream(run.device), run.collectives.opening("wrapping the model", run.world):
         device_ids = [run.device.index] if run.device.type == "cuda" else None
         wrapped = DataParallel(module, operation=run.operation, device_ids=device_ids, **arguments)
-    AllReduceScheme(all_reduce, sparse).attach(wrapped)
+    if low_rank is None:
+        AllReduceScheme(all_reduce, sparse).attach(wrapped)
+    else:
+        PowerSGDScheme(all_reduce, low_rank, sparse).attach(wrapped)
     return wrapped
 
 

@@ -13,7 +13,9 @@ from torch import nn
 from lightning_dist import build
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.powersgd import LowRankFeedback
 from lightning_dist.gradsync.sparse import SparseAverage
 from lightning_dist.modes.mode import Mode
 
@@ -23,6 +25,7 @@ class DataParallelMode(Mode):
 
     _wrapped: DataParallel | None = None
     _all_reduce: HierarchicalAllReduce | None = None
+    _low_rank: LowRankFeedback | None = None
     _sparse: SparseAverage | None = None
     _buffers_due = False
 
@@ -31,6 +34,12 @@ class DataParallelMode(Mode):
         run = self.setting.run
         self.module.to(run.device)
         self._all_reduce = build.open_gradient_all_reduce(run, self.setting.sync)
+        self._low_rank = build.low_rank_feedback_of(run, self.setting.sync)
+        if self._low_rank is not None and trainer.precision == "16-mixed":
+            raise CombinationError(
+                "sync=powersgd with precision=16-mixed: what is owed of gradients is in units of a loss scale that "
+                "changes; write precision=bf16-mixed, or sync=bf16"
+            )
         self._sparse = build.open_sparse_average(
             run, self.module, self._all_reduce, sync=self.setting.sync, announce=self.setting.announce
         )
@@ -51,6 +60,7 @@ class DataParallelMode(Mode):
             parallel=setting.parallel,
             sync=setting.sync,
             extra=setting.ddp_arguments,
+            low_rank=self._low_rank,
         )
         return self._wrapped
 
@@ -101,8 +111,8 @@ class DataParallelMode(Mode):
 
     @property
     def feedback(self) -> Feedback | None:
-        """Of the lanes."""
-        return None if self._all_reduce is None else self._all_reduce.feedback
+        """Of the lanes, or of what is made of gradients before."""
+        return self._low_rank or (None if self._all_reduce is None else self._all_reduce.feedback)
 
     def abort(self, reason: str) -> None:
         """End the lanes."""
