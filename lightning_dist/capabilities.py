@@ -12,6 +12,9 @@ from lightning_dist.config import ElasticConfig, ParallelConfig, RecomputeConfig
 from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
+_LOSSY = ("int8", "onebit", "topk", "powersgd")
+_BIASED = ("int8", "nearest")
+_OF_CODECS = {"rounding": ("int8",), "ratio": ("topk",), "error_feedback": _LOSSY, "warmup_steps": _LOSSY}
 _IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
 
 
@@ -104,13 +107,21 @@ def without_effect(
         said.append(
             f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
+    loses = sync.algorithm if sync.algorithm == "powersgd" else sync.codec
     said += [
-        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={only}"
-        for name, only in (("rounding", "int8"), ("ratio", "topk"))
-        if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec != only
+        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={' or '.join(allowed)}"
+        for name, allowed in _OF_CODECS.items()
+        if getattr(sync, name) != getattr(SyncConfig(), name) and loses not in allowed
     ]
     if sync.powersgd != SyncConfig().powersgd and sync.algorithm != "powersgd":
         said.append(f"sync.powersgd has no effect with sync.algorithm={sync.algorithm}; write sync=powersgd")
+    if not sync.error_feedback and (
+        loses in ("onebit", "topk", "powersgd") or (sync.codec, sync.rounding) == _BIASED
+    ):
+        said.append(
+            f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, and "
+            "always to the same side, so that training may end elsewhere; write sync.error_feedback=true"
+        )
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(
             f"topology.switches has no effect with topology.tiers={topology.tiers}; "

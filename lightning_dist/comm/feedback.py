@@ -183,6 +183,16 @@ class Feedback:
             self._settle(origin, tensor.view(-1))
         return account
 
+    def give_back(self, name: str, low: int, values: torch.Tensor) -> None:
+        """A mean gradient was not applied, since no rank used the parameter: it is owed still. One rank calls it.
+
+        Args:
+            name: The parameter's.
+            low: Offset of the first value.
+            values: [n] any type; copied.
+        """
+        self._filed.setdefault(name, []).append((low, values.float().clone()))
+
     def owed(self) -> dict[str, list[tuple[int, torch.Tensor]]]:
         """All that this rank owes: offset and values of each run of a parameter, in units of the mean gradient."""
         found = {name: list(pieces) for name, pieces in self._filed.items()}

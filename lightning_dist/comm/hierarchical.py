@@ -33,6 +33,7 @@ class HierarchicalAllReduce:
         chunk_bytes: Largest chunk, in bytes.
         device: Where the tensors live.
         world_size: Number of ranks, by which a mean divides.
+        is_first: Whether this is the first of them.
         signatures: Makes sure that ranks ask for the same.
         feedback: What is owed of what is sent; ``None``: nothing is lost on the way.
     """
@@ -46,6 +47,7 @@ class HierarchicalAllReduce:
         chunk_bytes: int,
         device: torch.device,
         world_size: int,
+        is_first: bool,
         signatures: SignatureCheck | None = None,
         feedback: Feedback | None = None,
     ) -> None:
@@ -57,6 +59,7 @@ class HierarchicalAllReduce:
         self._chunk_bytes = chunk_bytes
         self._device = device
         self._world_size = world_size
+        self._is_first = is_first
         self._sequence = 0
         self._steps = _row_of_lanes(self._legs)
         names = [step.lane for step in self._steps]
@@ -70,6 +73,11 @@ class HierarchicalAllReduce:
     def world_size(self) -> int:
         """Number of ranks that take part."""
         return self._world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the first of those that take part."""
+        return self._is_first
 
     @property
     def lanes(self) -> tuple[str, ...]:

@@ -87,6 +87,7 @@ def open_all_reduce(
         chunk_bytes=chunk_bytes,
         device=device,
         world_size=cluster.world_size,
+        is_first=rank == 0,
         signatures=SignatureCheck(keys, collectives=collectives, ranks=range(cluster.world_size)),
         feedback=feedback,
     )
@@ -129,6 +130,7 @@ def open_all_reduce_across(
         chunk_bytes=config.chunk_bytes,
         device=device,
         world_size=len(own),
+        is_first=rank == own[0],
         signatures=SignatureCheck(keys, collectives=collectives, ranks=own),
         feedback=feedback,
     )

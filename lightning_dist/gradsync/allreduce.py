@@ -29,6 +29,7 @@ class AllReduceScheme:
         self._all_reduce = all_reduce
         self._sparse = sparse
         self._names: dict[torch.Tensor, str] = {}
+        self._means: list[tuple[torch.Tensor, list[torch.Tensor]]] = []  # of this backward: buckets, whose they are
 
     def attach(self, module: DataParallel) -> None:
         """Let the module's reducer call :meth:`hook`; once for each module.
@@ -40,6 +41,7 @@ class AllReduceScheme:
         if self._all_reduce.feedback is not None:
             self._names = {parameter: name for name, parameter in module.module.named_parameters()}
             module.keep_buckets()
+            module.finish_backward = self.after_backward
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to average one bucket.
@@ -57,9 +59,24 @@ class AllReduceScheme:
             assert self._sparse is not None, "modules with sparse gradients are known before"
             return self._sparse.start(gradients, bucket.parameters()[0])
         feedback = self._all_reduce.feedback
-        account = None if feedback is None else feedback.enter(self._origin(bucket), gradients)
+        account = None
+        if feedback is not None:
+            account = feedback.enter(self._origin(bucket), gradients)
+            self._means.append((gradients, bucket.parameters()))
         attributes = {"bucket": bucket.index()}
         return self._all_reduce.start(gradients, mean=True, attributes=attributes, account=account)
+
+    def after_backward(self) -> None:
+        """Take back what the codec made of gradients that no rank had, and what was owed of them: it is not applied."""
+        feedback, means = self._all_reduce.feedback, self._means
+        self._means = []
+        if feedback is None or not self._all_reduce.is_first:
+            return
+        for buffer, parameters in means:
+            values = buffer.split([parameter.numel() for parameter in parameters])
+            for parameter, mean in zip(parameters, values, strict=True):
+                if parameter.grad is None:
+                    feedback.give_back(self._names[parameter], 0, mean)
 
     def _origin(self, bucket: dist.GradBucket) -> Origin:
         spans = tuple(Span(self._names[p], 0, p.numel()) for p in bucket.parameters())

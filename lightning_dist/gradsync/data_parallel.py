@@ -40,6 +40,8 @@ class DataParallel(DistributedDataParallel):
         self._trained = [parameter.requires_grad for parameter in self._seen]
         self._static_graph_flushed = False
         self._static_graph_recorded = False
+        self.finish_backward: Callable[[], None] = lambda: None
+        """To be called when a backward is done."""
 
     @property
     def is_current(self) -> bool:

@@ -216,11 +216,18 @@ class PartAverage:
             mean = bucket.sum[offset : offset + local.numel()].view(local.shape)
             offset += local.numel()
             if parameter in stays_without:
+                self._give_back(parameter, mean)
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             _local(parameter.grad).copy_(mean)
         bucket.sum = None
+
+    def _give_back(self, parameter: nn.Parameter, mean: Tensor) -> None:
+        """What a codec made of a gradient that no rank had, and what was owed of it, is not applied."""
+        feedback = self._scatter.feedback
+        if feedback is not None and self._scatter.index == 0 and not isinstance(parameter, DTensor):
+            feedback.give_back(self._names[parameter], 0, mean.reshape(-1))
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -82,8 +82,11 @@ class DataParallelMode(Mode):
 
     def after_backward(self) -> None:
         """Flush the reducer after the first backward of a static graph under manual optimization."""
-        if self._wrapped is not None and not self.module.automatic_optimization:
+        if self._wrapped is None:
+            return
+        if not self.module.automatic_optimization:
             self._wrapped.flush_static_graph()
+        self._wrapped.finish_backward()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """The reducer's own."""

@@ -41,7 +41,6 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
             return
     place, size = mode.feedback_seat
     taken: dict[str, Any] = {name: None for name in saved if int(name.removeprefix(FEEDBACK)) % size == place}
-    if taken:
-        sharded.load(taken, folder, manifest=manifest)
+    sharded.load(taken, folder, manifest=manifest)
     feedback.load_state_dicts(list(taken.values()), run.device, window=window)
     feedback.keep_only(held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_dist.comm.feedback import Origin, Span
-from lightning_dist.parallel.fsdp_groups import ParamGroup, name_of, trained
+from lightning_dist.parallel.fsdp_groups import ParamGroup, ShardedParam, name_of, trained
 
 
 def origin_of_sum(group: ParamGroup, key: str, *, num_shards: int, weight: float) -> Origin:
@@ -26,12 +26,18 @@ def origin_of_shard(group: ParamGroup, key: str, *, shard: int, weight: float) -
     return Origin(f"{key}, across", tuple(_spans_of_shard(group, shard)), weight)
 
 
+def span_of_shard(param: ShardedParam, shard: int) -> Span:
+    """Of one parameter; a part of a layer that is split is no run of the parameter's elements."""
+    rows, whole = param.padded_sharded_param_size[0], param._orig_size[0]
+    row = param._orig_size[1:].numel()
+    low, high = min(shard * rows, whole), min((shard + 1) * rows, whole)
+    return Span(None if param.is_dtensor else name_of(param), low * row, (high - low) * row)
+
+
 def _spans_of_shard(group: ParamGroup, shard: int) -> Iterator[Span]:
     for param in trained(group):
-        rows, whole = param.padded_sharded_param_size[0], param._orig_size[0]
-        row = param._orig_size[1:].numel()
-        low, high = min(shard * rows, whole), min((shard + 1) * rows, whole)
-        # A part of a layer that is split is no run of the parameter's elements.
-        yield Span(None if param.is_dtensor else name_of(param), low * row, (high - low) * row)
-        if high - low < rows:
-            yield Span(None, 0, (rows - high + low) * row)
+        span = span_of_shard(param, shard)
+        yield span
+        padding = param.padded_sharded_param_size.numel() - span.length
+        if padding:
+            yield Span(None, 0, padding)

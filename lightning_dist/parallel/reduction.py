@@ -54,7 +54,7 @@ from lightning_dist.parallel.fsdp_groups import (
 )
 from lightning_dist.parallel.inner_backward import InnerBackward
 from lightning_dist.parallel.lost_writes import LostWrites
-from lightning_dist.parallel.origins import origin_of_shard, origin_of_sum
+from lightning_dist.parallel.origins import origin_of_shard, origin_of_sum, span_of_shard
 from lightning_dist.parallel.replicated import ReplicatedGradients
 from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
@@ -308,6 +308,7 @@ class GradientReduction:
             self._replicated.average(whole if self._vote is not None else [True] * len(whole))
         for param, was_used in zip(params, used, strict=True):
             if not was_used and param not in self._carried:
+                self._give_back(param)
                 param.sharded_param.grad = None
         if late := [name_of(param) for param in params if has_gradient(param)]:
             raise LateGradientError(
@@ -317,6 +318,16 @@ class GradientReduction:
         if self._vote is None:
             names = [*map(name_of, params), *self._replicated.names()]
             self._refuse([name for name, was_used in zip(names, [*used, *whole], strict=True) if not was_used])
+
+    def _give_back(self, param: ShardedParam) -> None:
+        """What a codec made of a gradient that no rank had, and what was owed of it, is not applied."""
+        feedback, gradient = self._scatter.feedback, param.sharded_param.grad
+        is_first = self._across is None or self._across.is_first
+        if feedback is None or gradient is None or not is_first or not self.crosses:
+            return
+        span = span_of_shard(param, self._scatter.index)
+        if span.name is not None:
+            feedback.give_back(span.name, span.low, _local(gradient).reshape(-1)[: span.length])
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:

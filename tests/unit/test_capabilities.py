@@ -27,6 +27,8 @@ SWITCHES = {"x": ["a"], "y": ["b"]}
         ({"codec": "bf16"}, {}, 1, "cpu", "sync.codec=bf16"),
         ({"codec": "onebit", "rounding": "stochastic"}, {}, 2, "cpu", "sync.rounding"),
         ({"ratio": 0.1}, {}, 2, "cpu", "sync.ratio"),
+        ({"error_feedback": False}, {}, 2, "cpu", "sync.error_feedback"),
+        ({"codec": "bf16", "warmup_steps": 3}, {}, 2, "cpu", "sync.warmup_steps"),
         ({}, {"tiers": "two_tier", "switches": SWITCHES}, 2, "cpu", "topology.switches"),
         ({}, {"probe": ProbeConfig(refresh=True)}, 2, "cpu", "topology.probe.refresh"),
         ({"shared_memory": "off"}, {}, 2, "cuda", "sync.shared_memory"),
@@ -47,11 +49,20 @@ def test_a_setting_without_effect_is_named(
     assert "no effect" in said
 
 
+@pytest.mark.parametrize("codec", ["int8", "onebit", "topk"])
+def test_what_is_lost_for_good_is_warned_of(codec: str) -> None:
+    sync = SyncConfig(codec=codec, error_feedback=False)
+    configs = sync, TopologyConfig(), ParallelConfig(), RecomputeConfig()
+    (said,) = without_effect(*configs, num_hosts=2, device_type="cpu")
+    assert "lost for good" in said
+
+
 @pytest.mark.parametrize(
     ("sync", "topology", "num_hosts"),
     [
         ({}, {}, 1),
         ({"codec": "bf16"}, {}, 2),
+        ({"codec": "int8", "rounding": "stochastic", "error_feedback": False}, {}, 2),
         ({"algorithm": "flat"}, {"tiers": "flat"}, 2),
         ({"shared_memory": "off"}, {}, 2),
         ({}, {"tiers": "three_tier", "switches": SWITCHES}, 2),

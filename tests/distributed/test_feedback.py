@@ -1,0 +1,198 @@
+"""Error feedback through Lightning: no gradient is lost, and a run that goes on is the one that did not stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+
+from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
+from tests.distributed.pipeline_runs import StageCase, StageLearner
+from tests.distributed.test_checkpoint_layouts import STRATEGIES, SaveAtEnd
+from tests.support.ranks import RankPool
+from tests.support.sweeps import sampled
+from tests.support.tasks import RankContext
+
+LAYOUTS: dict[str, dict[str, list[int]]] = {
+    "2+2": {"a": [0, 1], "b": [2, 3]},
+    "1+1": {"a": [0], "b": [1]},
+    "3+1": {"a": [0, 1, 2], "b": [3]},
+    "2": {"a": [0, 1]},
+}
+SYNCS: dict[str, dict[str, Any]] = {
+    "int8": {"codec": "int8"},
+    "stochastic": {"codec": "int8", "rounding": "stochastic"},
+    "onebit": {"codec": "onebit", "warmup_steps": 1},
+    "topk": {"codec": "topk", "ratio": 0.1},
+    "flat": {"codec": "onebit", "algorithm": "flat"},
+}
+SHAPES = {"first": (37, 5), "late": (300,), "never": (11,), "second": (1501,)}
+STEPS = 6
+UNFROZEN_AT = 4
+
+
+def gradients_of(rank: int, step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+class FixedGradients(pl.LightningModule):
+    """A loss whose gradients are the batch, whatever the weights: weights are minus the sum of what was applied.
+
+    ``late`` trains only from step 4 on, ``never`` takes no part.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            setattr(self, name, nn.Parameter(torch.zeros(shape)))
+        self.late.requires_grad_(False)
+        self.owed: dict[str, torch.Tensor] = {}
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == UNFROZEN_AT:
+            self.late.requires_grad_(True)
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        used = ["first", "second", *(["late"] if batch_idx >= UNFROZEN_AT else [])]
+        return torch.stack([(getattr(self, name) * batch[name]).sum() for name in used]).sum()
+
+    def on_train_end(self) -> None:
+        feedback = self.trainer.strategy._mode.feedback  # type: ignore[attr-defined]
+        self.owed = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        for name, pieces in ({} if feedback is None else feedback.owed()).items():
+            for low, values in pieces:
+                self.owed[name].view(-1)[low : low + len(values)] += values
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def train_fixed(
+    context: RankContext, parallel: str, sync: dict[str, Any], accumulation: int, steps: list[int], folder: str
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights, and what this rank owes of them in the end; saved there, and begun where another run has saved."""
+    module, path = FixedGradients(), Path(folder)
+    strategy = strategy_of(
+        parallel={"mode": parallel, "find_unused_parameters": True},
+        sync={"chunk_bytes": 4096, **sync},
+        checkpoint="sharded",
+    )
+    saved = sorted(path.glob("*.ckpt"))
+    trainer = trainer_on_pool(
+        context,
+        strategy,
+        accumulate_grad_batches=accumulation,
+        max_epochs=len(saved) + 1,
+        callbacks=[SaveAtEnd(path / f"{len(saved)}.ckpt")],
+    )
+    batches = [gradients_of(context.rank, step) for step in steps]
+    trainer.fit(module, loader_of(batches), ckpt_path=saved[-1] if saved else None)
+    return {name: p.detach().clone() for name, p in module.named_parameters()}, module.owed
+
+
+def applied(world_size: int, steps: list[int], accumulation: int = 1) -> dict[str, torch.Tensor]:
+    """What the exact mean gradients come to."""
+    total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for number, step in enumerate(steps):
+        for rank in range(world_size):
+            for name, gradient in gradients_of(rank, step).items():
+                if name in ("first", "second") or (name == "late" and number >= UNFROZEN_AT):
+                    total[name] += gradient / world_size / accumulation
+    return total
+
+
+def check(got: list[Any], expected: dict[str, torch.Tensor]) -> None:
+    weights = got[0][0]
+    for other, _ in got[1:]:
+        assert all(torch.equal(other[name], weights[name]) for name in SHAPES)
+    for name in SHAPES:
+        owed = torch.stack([of_rank[name] for _, of_rank in got]).sum(0)
+        torch.testing.assert_close(-weights[name] + owed, expected[name], rtol=0, atol=2e-4)
+        assert name == "never" or owed.any(), "the codec has lost something"
+
+
+CASES = {
+    f"{parallel}-{layout}-{sync}": (parallel, layout, SYNCS[sync], accumulation)
+    for parallel in ("ddp", "zero1", "zero2", "zero3", "hsdp")
+    for layout in ("2+2", "3+1")
+    for sync in SYNCS
+    for accumulation in (1 if sync in ("int8", "topk") else 2,)
+    if (parallel, layout) != ("hsdp", "3+1")
+}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "layout", "sync", "accumulation"),
+    sampled(CASES, ["ddp-3+1-onebit", "ddp-2+2-topk", "zero2-3+1-int8", "zero1-2+2-onebit", "hsdp-2+2-stochastic"]),
+)
+def test_what_is_applied_and_what_is_owed_is_the_whole_gradient(
+    ranks: RankPool, tmp_path: Path, parallel: str, layout: str, sync: dict[str, Any], accumulation: int
+) -> None:
+    """Also of what is unfrozen on the way, what takes no part, and under accumulation."""
+    steps = list(range(STEPS))
+    got = ranks.run(train_fixed, layout=LAYOUTS[layout], args=(parallel, sync, accumulation, steps, str(tmp_path)))
+    check(got, applied(len(got), steps, accumulation))
+
+
+PAIRS = {
+    f"{before}-{after}": (before, after)
+    for before in ("ddp-2+2", "zero2-3+1", "hsdp-2+2", "zero3-1+1")
+    for after in ("ddp-1+1", "zero2-2+2", "hsdp-2+2", "zero1-3+1")
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), sampled(PAIRS, ["ddp-2+2-zero1-3+1", "zero2-3+1-ddp-1+1", "zero3-1+1-hsdp-2+2"])
+)
+def test_other_ranks_take_over_all_that_is_owed(ranks: RankPool, tmp_path: Path, before: str, after: str) -> None:
+    steps, sync = list(range(STEPS)), SYNCS["onebit"]
+    expected = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for each in (before, after):
+        parallel, _, layout = each.partition("-")
+        got = ranks.run(train_fixed, layout=LAYOUTS[layout], args=(parallel, sync, 1, steps, str(tmp_path)))
+        for name, value in applied(len(got), steps).items():
+            expected[name] += value
+    check(got, expected)
+
+
+# -- going on ----------------------------------------------------------------------------------------------------------
+
+
+def straight_and_resumed(context: RankContext, folder: str, name: str, sync: dict[str, Any]) -> list[Any]:
+    """Two epochs at once, and the second one again, from a checkpoint between them."""
+    case = StageCase(model="even", optimizer="adamw")
+    arguments = {**STRATEGIES[name], "sync": {"chunk_bytes": 4096, **sync}}
+    settings: dict[str, Any] = {"limit_train_batches": 3, "limit_val_batches": 0}
+
+    def run(epochs: int, path: Path | None = None, *callbacks: pl.Callback, **more: Any) -> dict[str, torch.Tensor]:
+        module = StageLearner(case)
+        strategy = strategy_of(**arguments, **more)
+        trainer_on_pool(context, strategy, max_epochs=epochs, callbacks=list(callbacks), **settings).fit(
+            module, ckpt_path=path
+        )
+        return {name: value.detach().clone() for name, value in module.net.state_dict().items()}
+
+    path = Path(folder) / "half"
+    run(1, None, SaveAtEnd(path), checkpoint="sharded")
+    return [run(2), run(2, path)]
+
+
+RESUMED = {f"{name}-{sync}": (name, SYNCS[sync]) for name in STRATEGIES for sync in SYNCS}
+
+
+@pytest.mark.parametrize(
+    ("name", "sync"), sampled(RESUMED, ["ddp-stochastic", "zero2-onebit", "hsdp-topk", "pipeline-int8"])
+)
+def test_a_run_that_goes_on_is_the_one_that_did_not_stop(
+    ranks: RankPool, tmp_path: Path, name: str, sync: dict[str, Any]
+) -> None:
+    for straight, resumed in ranks.run(
+        straight_and_resumed, layout=LAYOUTS["2+2"], args=(str(tmp_path), name, sync), deadline_s=60
+    ):
+        for parameter, value in straight.items():
+            assert torch.equal(value, resumed[parameter]), parameter
