@@ -14,7 +14,7 @@ from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
 from lightning_dist.gradsync.allreduce import AllReduceScheme
 from lightning_dist.gradsync.data_parallel import DataParallel
-from lightning_dist.gradsync.powersgd import LowRankFeedback, PowerSGDScheme
+from lightning_dist.gradsync.powersgd import LowRankFeedback, PowerSGDScheme, description
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.gradsync.sparse.choice import limit_of
 from lightning_dist.topology import Tier
@@ -115,6 +115,23 @@ def open_sparse_average(
         )
 
 
-def describe(run: RunContext, all_reduce: HierarchicalAllReduce) -> str:
-    """Who takes part and which way gradients go, in a line."""
-    return f"hierdist: {describe_ranks(run.cluster)}; gradients: {all_reduce.description}"
+def describe(
+    run: RunContext,
+    all_reduce: HierarchicalAllReduce,
+    *,
+    module: torch.nn.Module | None = None,
+    low_rank: LowRankFeedback | None = None,
+) -> str:
+    """Who takes part and which way gradients go, in a line.
+
+    Args:
+        run: Who takes part.
+        all_reduce: Which way gradients go.
+        module: Whose gradients they are.
+        low_rank: What is kept of matrices that travel as factors; ``None``: all travel whole.
+    """
+    said = f"hierdist: {describe_ranks(run.cluster)}; gradients: {all_reduce.description}"
+    if module is None or low_rank is None:
+        return said
+    trained = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
+    return f"{said}; {description(trained, low_rank.columns)}"

@@ -44,7 +44,8 @@ class DataParallelMode(Mode):
             run, self.module, self._all_reduce, sync=self.setting.sync, announce=self.setting.announce
         )
         if run.cluster.world_size > 1:
-            self.setting.announce(build.describe(run, self._all_reduce))
+            said = build.describe(run, self._all_reduce, module=self.module, low_rank=self._low_rank)
+            self.setting.announce(said)
         return self.rewrap()
 
     def rewrap(self) -> nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +36,27 @@ def matrix_of(sizes: Sequence[int], rank: int) -> Shape | None:
     rows, columns = sizes[0], math.prod(sizes[1:])
     is_worth_it = _LEAST_GAIN * rank * (rows + columns) <= rows * columns and rows and columns
     return Shape(rows, columns) if is_worth_it else None
+
+
+def description(parameters: Iterable[Sequence[int]], rank: int) -> str:
+    """What becomes of a model's gradients, in a line.
+
+    Args:
+        parameters: Sizes of the dimensions of each that is trained.
+        rank: Columns of the factors.
+    """
+    matrices = exact = whole = sent = 0
+    for sizes in parameters:
+        shape, count = matrix_of(sizes, rank), math.prod(sizes)
+        whole += count
+        if shape is None:
+            exact, sent = exact + 1, sent + count
+        else:
+            matrices, sent = matrices + 1, sent + rank * (shape.rows + shape.columns)
+    return (
+        f"{matrices} matrices as two factors of {rank} columns, {exact} other parameters exact: {sent:,} values of "
+        f"{whole:,}, 1/{whole / max(sent, 1):.1f}"
+    )
 
 
 def first_factor(name: str, columns: int, rank: int, *, window: int) -> torch.Tensor:

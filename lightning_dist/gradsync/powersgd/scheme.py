@@ -22,6 +22,7 @@ from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.powersgd.factors import Shape, as_good, matrix_of, orthonormal
 from lightning_dist.gradsync.powersgd.state import LowRankFeedback, owe, owed, settle
 from lightning_dist.gradsync.sparse import SparseAverage
+from lightning_dist.gradsync.unapplied import give_back
 
 
 @dataclass
@@ -83,11 +84,13 @@ class PowerSGDScheme:
         self._sparse = sparse
         self._names: dict[torch.Tensor, str] = {}
         self._under_way: list[_Sent] = []
+        self._means: list[tuple[torch.Tensor, list[torch.Tensor]]] = []  # of this backward
 
     def attach(self, module: DataParallel) -> None:
         """Let the module's reducer call :meth:`hook`; once for each module."""
         self._names = {parameter: name for name, parameter in module.module.named_parameters()}
         module.register_comm_hook(state=None, hook=self.hook)
+        module.finish_backward = self.after_backward
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to average one bucket; the last one of a backward ends them all.
@@ -102,17 +105,25 @@ class PowerSGDScheme:
         del state
         if bucket.index() == 0:
             self._under_way.clear()  # of a backward that failed
+            self._means.clear()
         with torch.no_grad():
             future = self._start(bucket)
             if bucket.is_last():
                 self._finish()
         return future
 
+    def after_backward(self) -> None:
+        """Take back what was made of gradients that no rank had."""
+        means, self._means = self._means, []
+        if self._all_reduce.is_first:
+            give_back(self._feedback, means, self._names)
+
     def _start(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         buffer = bucket.buffer()
         if buffer.is_sparse:
             assert self._sparse is not None, "modules with sparse gradients are known before"
             return self._sparse.start(buffer, bucket.parameters()[0])
+        self._means.append((buffer, bucket.parameters()))
         parts = self._parts(bucket)
         if all(part.shape is None for part in parts):
             return self._all_reduce.start(buffer, mean=True, attributes={"bucket": bucket.index()})

@@ -7,7 +7,7 @@ import torch
 
 from lightning_dist.config import PowerSGDConfig
 from lightning_dist.errors import ConfigError
-from lightning_dist.gradsync.powersgd.factors import Shape, first_factor, matrix_of, orthonormal
+from lightning_dist.gradsync.powersgd.factors import Shape, description, first_factor, matrix_of, orthonormal
 from lightning_dist.gradsync.powersgd.state import LowRankFeedback, owe, owed
 
 
@@ -27,6 +27,12 @@ from lightning_dist.gradsync.powersgd.state import LowRankFeedback, owe, owed
 )
 def test_matrices_are_what_factors_make_smaller_by_half(sizes: tuple[int, ...], shape: Shape | None) -> None:
     assert matrix_of(sizes, 4) == shape
+
+
+def test_what_becomes_of_a_model_is_said() -> None:
+    said = description([(256, 64), (64,), (0, 5)], 4)
+    assert said.startswith("1 matrices as two factors of 4 columns, 2 other parameters exact: 1,344 values of 16,448")
+    assert said.endswith("1/12.2")
 
 
 def test_first_factors_follow_name_and_window() -> None:
