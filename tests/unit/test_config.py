@@ -181,7 +181,7 @@ def _fields(schema: type, prefix: str = "") -> Iterator[str]:
 def test_wrong_option_lists_the_right_ones() -> None:
     with pytest.raises(
         MissingConfigException,
-        match=r"Available options in 'sync':\n\tbf16\n\tflat\n\thierarchical\n\tint8\n\tonebit\n\ttopk",
+        match=r"Available options in 'sync':\n\tbf16\n\tflat\n\thierarchical\n\tint8\n\tonebit\n\tpowersgd\n\ttopk",
     ):
         compose("train", overrides=["sync=hierarchic"])
 
