@@ -117,8 +117,8 @@ def without_effect(
         said.append(f"sync.powersgd has no effect with sync.algorithm={sync.algorithm}; write sync=powersgd")
     if not sync.error_feedback and (loses in ("onebit", "topk", "powersgd") or (sync.codec, sync.rounding) == _BIASED):
         said.append(
-            f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, and "
-            "always to the same side, so that training may end elsewhere; write sync.error_feedback=true"
+            f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, "
+            "always to the same side, and training may end elsewhere; write sync.error_feedback=true"
         )
     if topology.switches and topology.tiers in ("flat", "two_tier"):
         said.append(

@@ -84,7 +84,7 @@ class Heartbeat(pl.Callback):
     ) -> None:
         """A step begins."""
         if self._pulse is not None:
-            self._pulse.step_begins()
+            self._pulse.step_begins(trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

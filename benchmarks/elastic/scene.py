@@ -15,7 +15,7 @@ from types import TracebackType
 import psutil
 
 from benchmarks.elastic.arms import Arm, Shape
-from benchmarks.elastic.steps import Line, newest_round, read_lines, recovery
+from benchmarks.elastic.steps import Line, LineReader, newest_round, recovery
 from tests.support.cluster import NamespaceCluster
 from tests.support.failures import RanksFailed
 from tests.support.fresh import FreshRanks
@@ -64,6 +64,7 @@ class Scene:
         before: Callable[[str], Sequence[str]] = lambda host: (),
     ) -> None:
         self.arm, self.shape, self.folder = arm, shape, folder
+        self._reader = LineReader(folder)
         self._training = training
         self._rate_mbit = rate_mbit
         self._before = before
@@ -99,7 +100,7 @@ class Scene:
 
     def lines(self) -> list[Line]:
         """Of all ranks so far."""
-        return read_lines(self.folder)
+        return self._reader.read()
 
     def wait_for(self, what: str, look: Callable[[list[Line]], bool], *, deadline_s: float) -> None:
         """Until the lines are so.

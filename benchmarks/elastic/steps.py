@@ -22,17 +22,39 @@ class Line:
     loss: float
 
 
+class LineReader:
+    """Lines of a run that goes on: each is read once.
+
+    Args:
+        folder: Of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "steps"
+        self._read_bytes: dict[Path, int] = {}
+        self._lines: list[Line] = []
+
+    def read(self) -> list[Line]:
+        """All so far, by time; what a killed process has written in part is left out."""
+        for path in self._folder.glob("*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._read_bytes.get(path, 0))
+                whole = file.read().rpartition(b"\n")[0]
+            if whole:
+                self._read_bytes[path] = self._read_bytes.get(path, 0) + len(whole) + 1
+                self._lines += [_line(text) for text in whole.split(b"\n")]
+        self._lines.sort(key=lambda line: line.at_s)
+        return self._lines
+
+
+def _line(text: bytes) -> Line:
+    values = json.loads(text)
+    return Line(**{**values, "samples": tuple(values["samples"])})
+
+
 def read_lines(folder: Path) -> list[Line]:
-    """All lines of a run so far, by time; what a killed process has written in part is left out."""
-    lines = []
-    for path in (folder / "steps").glob("*.jsonl"):
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                values = json.loads(text)
-            except ValueError:
-                continue
-            lines.append(Line(**{**values, "samples": tuple(values["samples"])}))
-    return sorted(lines, key=lambda line: line.at_s)
+    """All lines of a run so far, by time."""
+    return LineReader(folder).read()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 from lightning_dist.build.injections import KeptCheckpoints
 from lightning_dist.cli.command import Command
 from lightning_dist.config.checks import check_local
+from lightning_dist.elastic.agent.environment import HOST_VARIABLE
 from lightning_dist.elastic.chaos.command import LaunchedCommand
 from lightning_dist.elastic.chaos.conductor import Conductor, Ending
 from lightning_dist.elastic.chaos.folder import RECORD, VARIABLE, ChaosFolder
@@ -42,7 +43,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where ranks and hosts tell each other what is due, and what has happened is written; the same, shared "
         "one on all hosts (default: chaos/ and the time)",
     )
-    parser.add_argument("--host", metavar="NAME", help="what the plan calls this host (default: its host name)")
+    parser.add_argument(
+        "--host",
+        metavar="NAME",
+        help="this host's name, in the plan and for the command (default: HIERDIST_HOST, or its hostname)",
+    )
     parser.add_argument("--print", action="store_true", dest="prints", help="print the plan, and launch nothing")
     parser.add_argument("--kinds-help", action="store_true", help="print what each kind does and its options")
     parser.add_argument("launch", nargs=argparse.REMAINDER, metavar="-- command", help="e.g. -- hierdist launch ...")
@@ -63,9 +68,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ConfigError("this is launched by hierdist chaos already; run it once, around the whole command")
     check_local("--record", arguments.record)
     path = arguments.record or Path("chaos") / datetime.datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    host = arguments.host or os.environ.get("HIERDIST_HOST") or socket.gethostname()
+    host = arguments.host or os.environ.get(HOST_VARIABLE) or socket.gethostname()
     folder = ChaosFolder(path.absolute())
-    launched = LaunchedCommand(command, folder=str(folder.path), host=host, environ=os.environ)
+    environ = os.environ if arguments.host is None else {**os.environ, HOST_VARIABLE: host}
+    launched = LaunchedCommand(command, folder=str(folder.path), host=host, environ=environ)
     folder.make(plan)
     before = sum(folder.is_claimed(number) for number in range(len(plan.faults)))
     if before:

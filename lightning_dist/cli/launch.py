@@ -18,15 +18,17 @@ from lightning_dist.elastic.agent.environment import HOST_VARIABLE
 from lightning_dist.elastic.agent.options import LaunchOptions, parse_hosts
 from lightning_dist.elastic.agent.running import run_host
 from lightning_dist.elastic.health.checkup import checkup
+from lightning_dist.elastic.health.kept import figures_file
 from lightning_dist.elastic.launched import RUN_VARIABLE
 from lightning_dist.elastic.leading import open_session
-from lightning_dist.elastic.leading.endpoints import Endpoint, parse
+from lightning_dist.elastic.leading.endpoints import Endpoint, own_index, parse
 from lightning_dist.elastic.leading.secret import FILE_VARIABLE, VARIABLE, read_secret
 from lightning_dist.elastic.session import Session
 from lightning_dist.errors import ConfigError
-from lightning_dist.topology.addresses import own_address
+from lightning_dist.topology.addresses import interface_of, own_address
 
 _LOOPBACK = "127.0.0.1"
+_HEALTH = "health"  # folder beside the incidents
 
 
 def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,17 +116,25 @@ def _run_launch(arguments: argparse.Namespace) -> int:
 
     for name in (VARIABLE, FILE_VARIABLE):
         environ.pop(name, None)  # it is the agents'
-    check = None if arguments.no_health_check or not endpoints else _health_check(options, endpoints)
+    interface = interface_of(address) if endpoints else None
+    if interface is not None:
+        # Gloo's own choice is the address of the host's name, which on many systems is a loopback one.
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    check = None if arguments.no_health_check or not endpoints else _health_check(options, endpoints, secret)
     return run_host(options, open_session=session, environ=environ, check=check, may_fork=True)
 
 
-def _health_check(options: LaunchOptions, endpoints: tuple[Endpoint, ...]) -> Callable[[], str | None]:
+def _health_check(
+    options: LaunchOptions, endpoints: tuple[Endpoint, ...], secret: bytes | None
+) -> Callable[[], str | None]:
+    """Checks this host beside what it, and the others of the run, have shown in the folder of ``--record``."""
     folders = [folder for folder in (options.record, options.logs) if folder is not None]
+    own = own_index(endpoints, host=options.host, address=options.address)
+    others = [(endpoint.host, endpoint.port) for index, endpoint in enumerate(endpoints) if index != own]
+    history = None if options.record is None else figures_file(options.record / _HEALTH, options.host)
 
     def check() -> str | None:
-        health = checkup(
-            folders=[*folders, Path.cwd()], endpoints=[(endpoint.host, endpoint.port) for endpoint in endpoints]
-        )
+        health = checkup(folders=[*folders, Path.cwd()], endpoints=others, secret=secret, history=history)
         return None if health.is_fit else str(health)
 
     return check

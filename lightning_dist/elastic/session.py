@@ -63,6 +63,9 @@ class Session(Protocol):
     def tell(self, event: Event) -> None:
         """Let the leader know. What was told before the leader was lost is told to the next one as well."""
 
+    def told(self, timeout_s: float) -> bool:
+        """Wait until there is a leader to whom all is told that :meth:`tell` was given, at most so many seconds."""
+
     def order(self) -> Stop | End | None:
         """What the leader wants by now; each order once."""
 

@@ -41,15 +41,31 @@ def own_address(environ: Mapping[str, str]) -> str:
         return str(probe.getsockname()[0])
 
 
+def interface_of(address: str) -> str | None:
+    """The interface that has an IPv4 address; ``None``: none of this host's."""
+    for _, name in socket.if_nameindex():
+        try:
+            found = _ipv4_of(name)
+        except OSError:  # it has none
+            continue
+        if found == address:
+            return name
+    return None
+
+
 def _address_of(wanted: str, variable: str) -> str:
     names = [name for _, name in socket.if_nameindex()]
     found = next((name for name in names if name == wanted), None)
     found = found or next((name for name in names if name.startswith(wanted)), None)
     if found is None:
         raise TopologyError(f"{variable}={wanted}: there is no such interface; there are {', '.join(names)}")
+    try:
+        return _ipv4_of(found)
+    except OSError as error:
+        raise TopologyError(f"{variable}={wanted}: {found} has no IPv4 address") from error
+
+
+def _ipv4_of(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, struct.pack("256s", found.encode()))
-        except OSError as error:
-            raise TopologyError(f"{variable}={wanted}: {found} has no IPv4 address") from error
+        answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()))
     return socket.inet_ntoa(answer[20:24])

@@ -43,6 +43,12 @@ def test_a_run_is_hit_and_its_end_is_said(capfd: pytest.CaptureFixture[str]) -> 
     assert "1 of the plan's faults have happened already" in capfd.readouterr().err
 
 
+def test_the_command_has_the_host_s_name(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--", sys.executable, "-c", "import os; print(os.environ['HIERDIST_HOST'])"]
+    assert main(["chaos", "--plan", "plan.yaml", "--host", "a", *words]) == 0
+    assert capfd.readouterr().out == "a\n"
+
+
 def test_a_folder_of_another_plan_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--record", "record", "--", sys.executable, "-c", "0"]
     assert main(["chaos", "--plan", "plan.yaml", *words]) == 0

@@ -66,7 +66,9 @@ def waiting(ranks: FreshRanks) -> list[int]:
 )
 def test_nothing_is_left_of_an_agent_that_is_ended(signum: signal.Signals, code: int) -> None:
     with FreshRanks([Command(launch("1:0:wait,1:1:wait"))]) as ranks:
-        assert len(waiting(ranks)) == 4
+        pids = waiting(ranks)
+        assert len(pids) == 4
+        assert {"rank0", "rank1"} <= {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
         ranks.kill(0, signum)
         (result,) = ranks.wait(deadline_s=20)
         assert result.returncode == code

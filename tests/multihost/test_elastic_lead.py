@@ -38,10 +38,7 @@ def test_when_a_link_is_cut_the_others_go_on_and_take_the_host_back(
     """Host a leads; b, cut off, leads nobody but itself, and leaves it to a again."""
     cluster = make_cluster(3)
     with HostParty(cluster, min_hosts=1, max_hosts=3) as party:
-        agents = party.agents("abc")
-        for agent in agents:
-            agent.ready()
-        in_round(agents)
+        agents = party.begun("abc")
         away, *others = sorted(agents, key=lambda agent: agent.host != cut)
         mend = in_namespace(cluster[cut].netns, lambda: links.cut("eth0", direction))
         for agent in others:
@@ -64,10 +61,7 @@ def test_of_two_hosts_one_goes_on_whichever_link_is_pulled(
 ) -> None:
     cluster = make_cluster(2)
     with HostParty(cluster, min_hosts=1, max_hosts=2, run="run", fence=tmp_path, waits=Waits(fence_s=1.0)) as party:
-        agents = party.agents("ab")
-        for agent in agents:
-            agent.ready()
-        in_round(agents)
+        agents = party.begun("ab")
         cluster[cut].set_link(up=False)
         for agent in agents:
             agent.stop()

@@ -172,6 +172,15 @@ class Party:
         """One of each."""
         return [self.agent(host) for host in hosts]
 
+    def begun(self, hosts: Sequence[str]) -> list[Agent]:
+        """One of each, in their first round, which the first of them leads."""
+        agents = self.agents(hosts)
+        for agent in agents:
+            agent.ready()
+        in_round(agents)
+        assert [agent.host for agent in agents if agent.leads] == [agents[0].host]
+        return agents
+
 
 def in_round(agents: Sequence[Agent], *, step: int = 1) -> Round:
     """All get the same round, do its first step, and the leader, if it is one of them, has heard of it."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
-from benchmarks.elastic.steps import Line, Recovery, ledger, recovery, same_samples
+from benchmarks.elastic.steps import Line, LineReader, Recovery, ledger, recovery, same_samples
 
 
 def round_lines(number: int, steps: range, *, world: int = 2, start_s: float = 0.0) -> list[Line]:
@@ -51,3 +53,18 @@ def test_a_sample_that_is_taken_twice_or_is_another_is_seen() -> None:
     twice = ledger([*lines[:-1], replace(lines[-1], samples=lines[0].samples)], num_samples=100)
     assert twice.repeated == 1
     assert not same_samples(twice, straight)
+
+
+def test_lines_are_read_once_they_are_whole(tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    reader, lines = LineReader(tmp_path), round_lines(1, range(1, 3))
+    assert reader.read() == []
+    texts = [json.dumps(asdict(line)) + "\n" for line in lines]
+    for rank in range(2):
+        mine = "".join(text for line, text in zip(lines, texts, strict=True) if line.rank == rank)
+        (tmp_path / "steps" / f"{rank}.jsonl").write_text(mine[: -10 if rank else len(mine)])
+    assert reader.read() == lines[:3]
+    with (tmp_path / "steps" / "1.jsonl").open("a") as file:
+        file.write(texts[3][-10:])
+    assert reader.read() == lines
+    assert reader.read() == lines

@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning_dist.elastic.policy.events import Cause
 
+_FIRST = "memory.oom_control"  # of control groups of version 1
 _WORDS = 2000  # letters of an error that are told
 _CONSEQUENCES = ("PeerLostError", "CollectiveTimeoutError", "Connection closed by peer", "Connection reset by peer")
 
@@ -43,7 +44,7 @@ def exit_of(local_rank: int, status: int, *, words: Path, was_short_of_memory: C
         local_rank: Which rank.
         status: Exit code, or the signal, negative.
         words: File of its last words, which need not be there.
-        was_short_of_memory: Whether the kernel has killed for want of memory since this was last asked.
+        was_short_of_memory: Whether the kernel has killed a process for want of memory that this was not asked for yet.
     """
     if status == 0:
         return Exit(local_rank, status, None, "ended")
@@ -57,49 +58,55 @@ def exit_of(local_rank: int, status: int, *, words: Path, was_short_of_memory: C
 
 
 class MemoryKills:
-    """Counts the processes that the kernel has killed for want of memory, in this control group or on this machine.
+    """Counts the processes that the kernel has killed for want of memory, before it kills them.
 
     Args:
-        counters: Files with a line ``oom_kill N``; the first that can be read counts.
+        counters: Files with a line ``oom_kill N``; ``None``: the one that counts the ranks of this process, and nobody
+            else's. Control groups of version 1 count only themselves: those right below are looked at as well.
     """
 
     def __init__(self, counters: Sequence[Path] | None = None) -> None:
         self._counters = _counters_of_this_process() if counters is None else counters
+        self.forget()
+
+    def forget(self) -> None:
+        """Those so far killed nobody who is asked for from now on."""
         self._seen = self._count()
 
-    def grew(self) -> bool:
-        """Whether there were any since the last call."""
+    def take(self) -> bool:
+        """Whether there was one that was not asked for yet."""
         now = self._count()
-        seen, self._seen = self._seen, now
-        return now > seen
+        is_new = now > self._seen
+        self._seen = self._seen + 1 if is_new else now  # a group that is removed takes its count with it
+        return is_new
 
     def _count(self) -> int:
-        for path in self._counters:
-            try:
-                lines = path.read_text().splitlines()
-            except OSError:
-                continue
-            for line in lines:
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+        below = [each for path in self._counters if path.name == _FIRST for each in path.parent.glob(f"*/{_FIRST}")]
+        return sum(map(_kills, [*self._counters, *below]))
+
+
+def _kills(path: Path) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
         return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def _counters_of_this_process() -> list[Path]:
-    """Those of its control group (version 2, then 1), then the machine's."""
-    root, found = Path("/sys/fs/cgroup"), []
+    """Of its control group, version 2 then 1; in a container the root may be that. Without groups, the machine's."""
+    root = Path("/sys/fs/cgroup")
     try:
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:
         groups = []
-    for _, controllers, path in groups:
-        folder = path.strip("/")
+    tried: list[Path] = []
+    for _, controllers, group in sorted(groups, key=lambda parts: parts[1] != ""):
         if not controllers:
-            found += [root / folder / "memory.events", root / "unified" / folder / "memory.events"]
+            tried += [root / group.strip("/") / "memory.events", root / "memory.events"]
         elif "memory" in controllers.split(","):
-            found += [root / "memory" / folder / "memory.oom_control"]
-    return [*found, Path("/proc/vmstat")]
+            tried += [root / "memory" / group.strip("/") / _FIRST, root / "memory" / _FIRST]
+    return [next((path for path in tried if path.exists()), Path("/proc/vmstat"))]
 
 
 def _signal_name(number: int) -> str:

@@ -125,7 +125,7 @@ class HostAgent(SimpleElasticAgent):
             board,
             number=found.number,
             folder=parts.folder.path,
-            was_short_of_memory=self._memory_kills.grew,
+            was_short_of_memory=self._memory_kills.take,
         )
         self._ranks = ranks
         parts.lookout.begin_round(
@@ -134,7 +134,7 @@ class HostAgent(SimpleElasticAgent):
             first_rank=found.first_rank(parts.host),
             began_ns=self._meeting.heard_ns,
         )
-        self._memory_kills.grew()
+        self._memory_kills.forget()
         self._hung = set()
         pids: dict[int, int] = {}
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from lightning_dist.elastic.agent.environment import template_environment
-from lightning_dist.elastic.agent.folder import AgentFolder
+from lightning_dist.elastic.agent.folder import AgentFolder, remove_abandoned
 from lightning_dist.elastic.agent.host_agent import HostAgent
 from lightning_dist.elastic.agent.host_parts import HostParts
 from lightning_dist.elastic.agent.looking import Lookout
@@ -20,6 +21,8 @@ from lightning_dist.elastic.agent.warm import WarmProcess
 from lightning_dist.elastic.policy.events import HostUnhealthy
 from lightning_dist.elastic.session import End, Session
 
+HEARD_S = 5.0
+"""How long a host that is not fit waits for a leader to hear that, in seconds."""
 _LOOKUPS = "RES_OPTIONS"
 
 
@@ -46,57 +49,68 @@ def run_host(
     Raises:
         LaunchError: Ranks cannot be started.
     """
-
-    def say(text: str) -> None:
-        with suppress(OSError, ValueError):  # nobody reads any more
-            sys.stderr.write(f"hierdist [{options.host}] {text}\n")
-            sys.stderr.flush()
-
-    with ExitStack() as parts:
-        parts.enter_context(_short_lookups())
-        folder = parts.enter_context(AgentFolder(options.num_ranks))
-        output = parts.enter_context(Output(with_prefix=options.with_prefix, logs=options.logs))
-        template = parts.enter_context(
-            WarmProcess(
-                folder.path,
-                import_folder=options.program.import_folder,
-                preload=options.preload,
-                environment=template_environment(environ),
-                may_fork=may_fork,
-            )
-        )
-        signals = parts.enter_context(Signals())
-        output.open()
-        session = open_session(say)
-        parts.callback(session.leave, "its agent ends")
-        orders = Orders(session, signals, host=options.host, say=say)
-        lookout = Lookout(host=options.host, folder=folder.path, options=options.elastic(), mode=options.mode, say=say)
-        end = _prepare(options, orders, template, session, check)
+    with ExitStack() as stack:
+        stack.enter_context(_short_lookups())
+        remove_abandoned()
+        parts = _make_parts(options, stack, open_session, environ, may_fork=may_fork)
+        end = _prepare(parts, check)
         if end is None:
-            agent = HostAgent(
-                HostParts(
-                    host=options.host,
-                    address=options.address,
-                    program=options.program,
-                    num_ranks=options.num_ranks,
-                    environ=dict(environ),
-                    session=session,
-                    orders=orders,
-                    folder=folder,
-                    template=template,
-                    output=output,
-                    lookout=lookout,
-                    record=options.record,
-                    say=say,
-                )
-            )
+            agent = HostAgent(parts)
             agent.run()
             end = agent.end
         assert end is not None
         code = end.exit_code if end.exit_code >= 0 else 128 - end.exit_code  # as a shell tells a signal
         if code:
-            say(f"ends with exit code {code}: {end.reason}")
+            parts.say(f"ends with exit code {code}: {end.reason}")
         return code
+
+
+def _make_parts(
+    options: LaunchOptions,
+    stack: ExitStack,
+    open_session: Callable[[Callable[[str], None]], Session],
+    environ: Mapping[str, str],
+    *,
+    may_fork: bool,
+) -> HostParts:
+    """What the agent works with, in the order in which it begins; the stack takes it down."""
+    host, num_ranks = options.host, options.num_ranks
+    say = functools.partial(_say, host)
+    folder = stack.enter_context(AgentFolder(num_ranks))
+    output = stack.enter_context(Output(with_prefix=options.with_prefix, logs=options.logs))
+    warm = WarmProcess(
+        folder.path,
+        import_folder=options.program.import_folder,
+        preload=options.preload,
+        environment=template_environment(environ),
+        may_fork=may_fork,
+    )
+    template = stack.enter_context(warm)
+    signals = stack.enter_context(Signals())
+    output.open()
+    session = open_session(say)
+    stack.callback(session.leave, "its agent ends")
+    return HostParts(
+        host=host,
+        address=options.address,
+        program=options.program,
+        num_ranks=num_ranks,
+        environ=dict(environ),
+        session=session,
+        orders=Orders(session, signals, host=host, say=say),
+        folder=folder,
+        template=template,
+        output=output,
+        lookout=Lookout(host=host, folder=folder.path, options=options.elastic(), mode=options.mode, say=say),
+        record=options.record,
+        say=say,
+    )
+
+
+def _say(host: str, text: str) -> None:
+    with suppress(OSError, ValueError):  # nobody reads any more
+        sys.stderr.write(f"hierdist [{host}] {text}\n")
+        sys.stderr.flush()
 
 
 @contextmanager
@@ -115,18 +129,14 @@ def _short_lookups() -> Iterator[None]:
         os.environ.pop(_LOOKUPS, None)
 
 
-def _prepare(
-    options: LaunchOptions,
-    orders: Orders,
-    template: WarmProcess,
-    session: Session,
-    check: Callable[[], str | None] | None,
-) -> End | None:
+def _prepare(parts: HostParts, check: Callable[[], str | None] | None) -> End | None:
     """Check the host while the template imports; how the run ends if it does so already."""
     problem = None if check is None else check()
     if problem is not None:
-        session.tell(HostUnhealthy(options.host, problem))
+        parts.session.tell(HostUnhealthy(parts.host, problem))
+        parts.session.told(HEARD_S)
         return End(1, f"this host is not fit to train: {problem}")
+    orders, template = parts.orders, parts.template
     while not template.is_ready:
         order = orders.next(TURN_S, template)
         if isinstance(order, End) or orders.leaving is not None:

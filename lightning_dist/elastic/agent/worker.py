@@ -175,7 +175,7 @@ def _become_started(start: Start) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     os.environ[PROCESS_VARIABLE] = str(os.getpid())
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{start.environment['RANK']}".encode(), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{start.environment.get('RANK', start.key)}".encode(), 0, 0, 0)
     os.chdir(start.folder)
 
 

@@ -59,7 +59,7 @@ class Beat:
         joined_ns: When it had met the other ranks.
         loaded_ns: When model, data and snapshot were there.
         first_step_ns: When its first step was done.
-        first_step: Optimizer steps done in all by then; -1: it has done none.
+        first_step: Its number among all optimizer steps; -1: it has done none.
         may_stay: Whether its process means to stay for the next round, should another rank fail.
     """
 
@@ -166,8 +166,8 @@ class Cell:
             changes |= {name: value for name, value in given.items() if value is not None}
             if phase is not None and phase != beat.phase:
                 reached = _reached(beat, phase, now_ns)
-                if "first_step_ns" in reached:
-                    reached["first_step"] = beat.step if step is None else step
+                if "first_step_ns" in reached:  # a batch is done, which need not be a step if gradients are accumulated
+                    reached["first_step"] = beat.step + 1 if beat.step >= 0 or step is None else step
                 changes |= {"phase": phase, "since_ns": now_ns} | reached
             self._beat = replace(beat, **changes)  # type: ignore[arg-type]  # as the fields are
             self._put(self._beat)

@@ -142,10 +142,14 @@ class Pulse:
         finally:
             self.enter(before)
 
-    def step_begins(self) -> None:
-        """A training batch is there. The wait for it counts as part of the step, unless something else came between."""
+    def step_begins(self, step: int) -> None:
+        """A training batch is there. The wait for it counts as part of the step, unless something else came between.
+
+        Args:
+            step: Optimizer steps done before it.
+        """
         if self._phase != Phase.TRAINING:
-            self._write(phase=Phase.TRAINING if self._has_stepped else Phase.FIRST_STEP)
+            self._write(phase=Phase.TRAINING if self._has_stepped else Phase.FIRST_STEP, step=step)
         if self._begun is None:
             self._begun = self._now()
 

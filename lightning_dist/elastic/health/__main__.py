@@ -17,8 +17,10 @@ def main() -> None:
     """See the module."""
     folder = Path(__file__).resolve().parent
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != folder]  # its modules are no top-level ones
-    packages = ("lightning_dist", "lightning_dist.elastic", "lightning_dist.config")
-    for package, path in zip(packages, (folder.parents[1], folder.parent, folder.parents[1] / "config"), strict=True):
+    root = folder.parents[1]
+    for package in ("", ".config", ".elastic", ".elastic.leading"):
+        path = root.joinpath(*package.split("."))
+        package = f"lightning_dist{package}"
         module = types.ModuleType(package)
         module.__path__ = [str(path)]
         sys.modules[package] = module

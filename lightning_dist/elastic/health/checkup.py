@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_dist.elastic.health.findings import Finding, Health, beside_earlier, beside_others, best_of
+from lightning_dist.elastic.health.kept import figures_of_others, keep_figures, known_figures
 from lightning_dist.elastic.health.limits import HealthLimits
 from lightning_dist.elastic.health.request import Peer, Request
 from lightning_dist.parent_watch import bound_command
@@ -26,6 +27,7 @@ def checkup(
     folders: Sequence[str | os.PathLike[str]] = (),
     peers: Sequence[tuple[str, int]] = (),
     endpoints: Sequence[tuple[str, int]] = (),
+    secret: bytes | None = None,
     limits: HealthLimits | None = None,
     history: Path | None = None,
     others: Mapping[str, Mapping[str, float]] | None = None,
@@ -36,22 +38,28 @@ def checkup(
         folders: Where the run will write (checkpoints, logs). One that is missing is checked where it would be made.
         peers: Whom this host must reach, e.g. the leader: address and a port that somebody listens on.
         endpoints: Whom it may reach, e.g. where a leader may be; who answers is judged, the others are not missed.
+        secret: That the agents share; with it the first agent that answers is asked to take bytes, and to send some.
         limits: What is allowed.
         history: A file with this host's best figures so far, which it is compared with; made, and kept up to date.
-        others: Figures (:attr:`Health.figures`) of other hosts of the run, by name, which it is compared with.
+        others: Figures (:attr:`Health.figures`) of other hosts of the run, by name, which it is compared with;
+            ``None``: those in the folder of ``history``.
     """
     limits = limits if limits is not None else HealthLimits()
     known = [Peer(*peer) for peer in peers] + [Peer(*peer, must_answer=False) for peer in endpoints]
-    request = Request(tuple(os.fspath(folder) for folder in folders), tuple(known), limits)
+    request = Request(tuple(os.fspath(folder) for folder in folders), tuple(known), limits, secret)
     begin_s = time.monotonic()
     printed, problem = _run(request)
     health = _read(printed, problem, time.monotonic() - begin_s)
-    compared = list(beside_others(health.figures, others or {}, limits.slow_factor))
+    if not health.is_fit:  # and what is on a disk that does not answer is not asked for here
+        return health
+    if others is None:
+        others = {} if history is None else figures_of_others(history)
+    compared = list(beside_others(health.figures, others, limits.slow_factor))
     if history is not None:
-        earlier = _earlier(history)
+        earlier = known_figures(history)
         compared += beside_earlier(health.figures, earlier, limits.slow_factor)
-        _keep(history, best_of([earlier, health.figures]))
-    return Health((*health.findings, *compared), health.figures, health.notes, health.seconds)
+        keep_figures(history, best_of([earlier, health.figures]))
+    return Health(tuple(compared), health.figures, health.notes, health.seconds)
 
 
 def _run(request: Request) -> tuple[str, str | None]:
@@ -112,20 +120,3 @@ def _lines(printed: str) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError):  # the last one may be torn
             found.append(json.loads(line))
     return [line for line in found if isinstance(line, dict)]
-
-
-def _earlier(history: Path) -> dict[str, float]:
-    """Nothing, if it is not there or cannot be read: it is written anew."""
-    try:
-        known = json.loads(history.read_text())
-        return {str(name): float(value) for name, value in known.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
-
-
-def _keep(history: Path, figures: Mapping[str, float]) -> None:
-    fresh = history.with_name(f"{history.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # the disk's check has said what there is to say
-        history.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(figures))
-        os.replace(fresh, history)

@@ -1,8 +1,8 @@
-"""Whether this host reaches the others, soon enough and without losing much on the way.
+"""Whether this host reaches the others, soon enough, without losing much on the way, and with enough room on it.
 
 Anybody who listens is a peer: opening a connection takes one round trip. Where a packet of it is lost, the kernel sends
-it again after a second, so that lost packets show as connections that took so much longer. How many bytes a second the
-way carries is not measured here: nobody is asked to take them before a host has joined. The monitor measures it later.
+it again after a second, so that lost packets show as connections that took so much longer. Agents take bytes, too, and
+send some, if one knows their secret: the first that does so is enough, since this host's own side of the way is meant.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from lightning_dist.elastic.health.carried import carried
 from lightning_dist.elastic.health.findings import Outcome
 from lightning_dist.elastic.health.limits import HealthLimits
 from lightning_dist.elastic.health.request import Peer, Request
@@ -26,6 +27,7 @@ def check_link(request: Request) -> Outcome:
     limits = request.limits
     findings: list[str] = []
     latencies: list[float] = []
+    reached: list[Peer] = []
     for peer in request.peers:
         try:
             if not peer.must_answer and not _answers(peer, limits):
@@ -37,7 +39,28 @@ def check_link(request: Request) -> Outcome:
             continue
         latencies.append(latency_s(seconds))
         findings += [f"{peer} {what}" for what in judged(seconds, limits)]
-    return Outcome(tuple(findings), {"link_latency_s": max(latencies)} if latencies else {})
+        reached.append(peer)
+    figures = {"link_latency_s": max(latencies)} if latencies else {}
+    room = Outcome() if request.secret is None else _room(reached, request.secret, limits)
+    return Outcome((*findings, *room.findings), {**figures, **room.figures}, room.notes)
+
+
+def _room(peers: Sequence[Peer], secret: bytes, limits: HealthLimits) -> Outcome:
+    """What the way to the first of them that is an agent carries."""
+    size_bytes, least = limits.link_tested_bytes, limits.link_bytes_per_s
+    timeout_s = size_bytes / least if least else limits.link_timeout_s
+    notes: list[str] = []
+    for peer in peers:
+        try:
+            found = carried(peer, secret, size_bytes=size_bytes, timeout_s=timeout_s)
+        except TimeoutError:
+            slow = f"{peer} was not sent {size_bytes >> 10} KiB, nor sent them, within {timeout_s:.2g} s each"
+            return Outcome((f"{slow}; at least {least / 1e3:g} kB/s are needed",), notes=tuple(notes))
+        except OSError as error:
+            notes.append(f"what the way to {peer} carries was not measured: {error}")
+            continue
+        return Outcome((), {"link_bytes_per_s": min(found.there_bytes_per_s, found.back_bytes_per_s)}, tuple(notes))
+    return Outcome(notes=tuple(notes))
 
 
 def latency_s(seconds: Sequence[float]) -> float:

@@ -36,15 +36,18 @@ class Request:
         folders: Where the run will write, e.g. checkpoints and logs; each is checked.
         peers: Whom the host reaches.
         limits: What is allowed.
+        secret: That agents share; ``None``: what the way to them carries is not measured.
     """
 
     folders: tuple[str, ...] = ()
     peers: tuple[Peer, ...] = ()
     limits: HealthLimits = field(default_factory=HealthLimits)
+    secret: bytes | None = field(default=None, repr=False)
 
     def to_text(self) -> str:
         """For the process that checks."""
-        return json.dumps(dataclasses.asdict(self))
+        secret = None if self.secret is None else self.secret.hex()
+        return json.dumps({**dataclasses.asdict(dataclasses.replace(self, secret=None)), "secret": secret})
 
     @classmethod
     def from_text(cls, text: str) -> Request:
@@ -54,4 +57,5 @@ class Request:
             folders=tuple(given["folders"]),
             peers=tuple(Peer(**peer) for peer in given["peers"]),
             limits=HealthLimits(**given["limits"]),
+            secret=None if given["secret"] is None else bytes.fromhex(given["secret"]),
         )

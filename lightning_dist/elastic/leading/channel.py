@@ -123,9 +123,11 @@ class Channel:
         tasks = [task for task in (self._pings, self._next) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._next = None
-        await self._stream.close(self._pace.ping_s)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            self._next = None
+            await self._stream.close(self._pace.ping_s)
 
     async def _read(self) -> dict[str, Any]:
         try:

@@ -6,12 +6,14 @@ import asyncio
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lightning_dist.elastic.leading.aside import aside
 from lightning_dist.elastic.leading.duties import Duties
 from lightning_dist.elastic.session import End
 from lightning_dist.errors import LaunchError
 
+T = TypeVar("T")
 PATIENCE_S = 60.0
 """With storage that does not answer, or cannot be used."""
 
@@ -42,30 +44,37 @@ async def claim_round(duties: Duties, number: int, *, is_void: Callable[[str], b
     Raises:
         LaunchError: Storage did not answer for a minute.
     """
-    fence, end_s = duties.fence, duties.clock() + PATIENCE_S
+    fence = duties.fence
     assert fence is not None, "asked only with one"
+    claimed = functools.partial(fence.claim, number, host=duties.host, instance=duties.instance)
+    claim = await _patiently(duties, claimed, f"the claim of round {number}")
+    if claim.instance == duties.instance:
+        return None
+    while is_void(claim.host):  # an earlier start of the run has claimed several
+        look = functools.partial(fence.claimed, claim.round + 1)
+        following = await _patiently(duties, look, f"a look at round {claim.round + 1}")
+        if following is None:
+            reason = f"round {claim.round} was claimed by host {claim.host}, which leads no more"
+            return Refusal(claim.round, True, reason)
+        claim = following
+    reason = (
+        f"round {claim.round} of run {duties.run} is claimed by host {claim.host} already: it trains, or an earlier "
+        "start of the run did; if none runs any more, start all its hosts, or give another folder with --fence"
+    )
+    return Refusal(claim.round, False, reason)
+
+
+async def _patiently(duties: Duties, ask: Callable[[], T], what: str) -> T:
+    """Ask storage until it answers; for a minute at most."""
+    end_s = duties.clock() + PATIENCE_S
     while True:
         try:
-            claim = await aside(
-                functools.partial(fence.claim, number, host=duties.host, instance=duties.instance),
-                timeout_s=PATIENCE_S,
-                what=f"the claim of round {number}",
-            )
-            break
+            return await aside(ask, timeout_s=PATIENCE_S, what=what)
         except LaunchError as error:
             if duties.clock() > end_s:
                 raise
             duties.say(str(error))
             await asyncio.sleep(duties.pace.ping_s)
-    if claim.instance == duties.instance:
-        return None
-    if is_void(claim.host):
-        return Refusal(number, True, f"round {number} was claimed by host {claim.host}, which leads no more")
-    reason = (
-        f"round {number} of run {duties.run} is claimed by host {claim.host} already: it trains, or an earlier start "
-        "of the run did; if none runs any more, give another folder with --fence"
-    )
-    return Refusal(number, False, reason)
 
 
 async def note_end(duties: Duties, end: End) -> None:

@@ -64,7 +64,7 @@ class Fence:
         """
         wanted = Claim(number, host, instance)
         own = self._folder / f".{host}-{secrets.token_hex(8)}"
-        target = self._folder / f"{_PREFIX}{number:08d}"
+        target = self._path(number)
         try:
             try:
                 with own.open("x", encoding="utf-8") as file:
@@ -80,6 +80,19 @@ class Fence:
             return _read(target)
         except OSError as error:
             raise LaunchError(f"fence={self._folder}: round {number} cannot be claimed: {error}") from error
+
+    def claimed(self, number: int) -> Claim | None:
+        """Who has a round; ``None``: nobody.
+
+        Raises:
+            LaunchError: The folder cannot be read.
+        """
+        try:
+            return _read(self._path(number))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LaunchError(f"fence={self._folder}: the claim of round {number} cannot be read: {error}") from error
 
     def end(self, exit_code: int, reason: str) -> None:
         """Say that the run is over, for those that come too late.
@@ -107,6 +120,9 @@ class Fence:
             return None
         except (OSError, TypeError, ValueError) as error:
             raise LaunchError(f"{path} cannot be read: {error}") from error
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{_PREFIX}{number:08d}"
 
 
 def _read(path: Path) -> Claim:

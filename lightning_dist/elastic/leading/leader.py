@@ -18,7 +18,7 @@ from lightning_dist.elastic.leading.duties import Duties, Reactor
 from lightning_dist.elastic.leading.messages import Hello
 from lightning_dist.elastic.leading.slowness import Slowness
 from lightning_dist.elastic.policy.actions import Action, EndRun, Say, SetAside, StartRound, StopRound
-from lightning_dist.elastic.policy.events import Event, HostLost, HostReady, Tick
+from lightning_dist.elastic.policy.events import Event, HostLost, HostReady, HostUnhealthy, Tick
 from lightning_dist.elastic.rounds import Round, Seat
 from lightning_dist.elastic.session import End, Stop
 
@@ -65,6 +65,7 @@ class Leader:
         self._clock = duties.clock
         self._members: dict[str, _Member] = {}
         self._seats: dict[str, Seat] = {}
+        self._came: set[str] = set()  # hosts that were members, if only for a while
         self._dead: set[str] = set()
         self._heard: dict[str, int] = {}  # by instance, the serial of the last event
         self._round = duties.last_round
@@ -139,6 +140,7 @@ class Leader:
             replaced.is_replaced = True
             await replaced.channel.close("it called again")
         self._members[hello.host] = member
+        self._came.add(hello.host)
         self._dead.discard(hello.host)
         channel.send({"kind": "welcome", "host": self.duties.host, "term": self.duties.term, "run": self.duties.run})
         try:
@@ -172,6 +174,8 @@ class Leader:
             duties.record(duties.recorder.hear(event, now_s))
         for slow in self._slowness.hear(event):
             duties.say(str(slow))
+        if isinstance(event, HostUnhealthy):
+            duties.say(f"host {event.host} is not fit to train: {event.detail}")
         actions = self._policy.react(event, now_s)
         for action in actions:
             if duties.recorder is not None:
@@ -258,9 +262,12 @@ class Leader:
                 await asyncio.wait_for(self._is_over.wait(), pace.ping_s / 4)
 
     async def _until_all_left(self) -> None:
-        """After the end of the run each member goes by itself, once it has heard of it."""
+        """After the end of the run each member goes by itself, once it has heard of it, and some have yet to come."""
         end_s = self._clock() + self.duties.pace.deadline_s
-        while self._end is not None and self._members and self._clock() < end_s:
+        gone = self._dead if self.duties.lost is None else {*self._dead, self.duties.lost[0]}
+        while self._end is not None and self._clock() < end_s:
+            if not self._members and set(self._hosts()) <= self._came | gone:
+                return
             await asyncio.sleep(self.duties.pace.ping_s / 20)
 
     async def _carry_out(self, action: Action) -> None:

@@ -3,7 +3,8 @@
 A message is an object whose ``kind`` names it. From a member to the leader: ``hello`` (:class:`Hello`), ``told`` (an
 event). From the leader: ``welcome`` or ``refused``, ``round``, ``stop``, ``end``, ``memory`` (what the next
 leader is to know). Anybody: ``status``, which is answered with one (:class:`Status`) whether one leads or not;
-``ping``; ``parting``, the last before a connection is closed on purpose.
+``load`` (see :mod:`~lightning_dist.elastic.leading.load`); ``ping``; ``parting``, the last before a connection is
+closed on purpose.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostErr
 from lightning_dist.elastic.leading.ending import end_tasks
 from lightning_dist.elastic.leading.inbox import Inbox
 from lightning_dist.elastic.leading.leader import Leader, Parting
+from lightning_dist.elastic.leading.load import take_load
 from lightning_dist.elastic.leading.messages import Status
 from lightning_dist.elastic.leading.remembered import Remembered
 from lightning_dist.elastic.leading.seeking import NoLeaderError, Seeker
@@ -49,6 +51,8 @@ class Node:
         self._calls: set[asyncio.Task[Any]] = set()
         self._leave = asyncio.Event()
         self._leave_reason = "its agent failed"
+        self.has_leader = threading.Event()
+        """Whoever leads is told all; may be waited for in any thread."""
 
     async def run(self) -> None:
         """Take part until :meth:`leave`."""
@@ -88,11 +92,14 @@ class Node:
                 self._inbox.put_order(error.end)
                 return
             try:
+                self.has_leader.set()
                 await self._follow(channel)
             finally:
+                self.has_leader.clear()
                 self._channel = None
                 await channel.close("it was lost")
-            if self._leader is not None and self._leader.is_over:
+            if self._leader is not None:  # who is a member elsewhere leads no more: others count on it
+                self._leader.stand_down(Parting("its own host has lost it"))
                 await self._end_to_lead()
 
     def _joining(self, channel: Channel) -> None:
@@ -123,6 +130,7 @@ class Node:
         if kind == "round":
             value = messages.round_from_json(message["round"])
             self._state.began(value)
+            self._seeker.unfence()
             self._inbox.put_round(value)
         elif kind == "memory":
             self._state.memory = dict(message["memory"])
@@ -185,15 +193,16 @@ class Node:
         parting = leader.parting
         if parting is None:  # the run has ended
             return
-        self._setup.say(f"host {state.host} leads no more: {parting.reason}")
+        refusal = parting.refusal
+        is_news = refusal is None or refusal.is_void or self._seeker.fence(parting.reason)
+        if is_news:
+            self._setup.say(f"host {state.host} leads no more: {parting.reason}")
         for heard in (leader.round, parting.newer):
             if heard is not None and (state.round is None or heard.number > state.round.number):
                 state.heard_of(heard)
-        if parting.refusal is not None and parting.refusal.is_void:
+        if refusal is not None and refusal.is_void:
             last = state.round or Round(0, (), leader.duties.run)
-            state.heard_of(replace(last, number=parting.refusal.number), has_stopped=True)
-        elif parting.refusal is not None:
-            self._seeker.fenced = parting.reason
+            state.heard_of(replace(last, number=refusal.number), has_stopped=True)
 
     # -- the own endpoint ---------------------------------------------------------------------------------------------
 
@@ -235,6 +244,8 @@ class Node:
         if message.get("kind") == "status":
             channel.send(messages.status_to_json(self._status()))
             await channel.receive()  # until the other side hangs up
+        elif message.get("kind") == "load":
+            await take_load(channel, message)
         elif self._leader is None or not self._leader.is_serving:
             channel.send({"kind": "refused", "reason": "it does not lead"})
         else:

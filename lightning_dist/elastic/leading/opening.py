@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -74,36 +76,38 @@ def open_session(
     shared = secrets_of_run.required(secret) if endpoints else secrets_of_run.own()
     Policy(options, min_hosts=min_hosts, max_hosts=max_hosts, host=host)  # what is wrong with the numbers is said now
     if fence is not None:
-        if run is None:
-            raise ConfigError("a fence is of one run, whose name all hosts must know; write --run NAME beside --fence")
-        Fence(fence, run)  # that its folder can be made is seen now
-    listener = None
-    if own is not None:
-        wanted = endpoints[own] if endpoints else Endpoint(LOOPBACK, 0)
-        listener = listen(wanted, address if endpoints else LOOPBACK)
-        reached = Endpoint(address if endpoints else LOOPBACK, int(listener.getsockname()[1]))
-        endpoints = [*endpoints[:own], reached, *endpoints[own + 1 :]]
+        _check_fence(fence, run)
+    listener, endpoints = _listen(endpoints, own, address)
     setup = Setup(
-        endpoints,
-        own,
-        shared,
-        options,
-        min_hosts,
-        max_hosts,
-        pace or Pace(),
-        say or _print,
-        join_s=join_s,
-        seek_s=SEEK_S + options.rejoin_s if seek_s is None else seek_s,
-        first_s=first_s,
-        waits=waits or Waits(),
-        fence=fence,
-        record=record,
-    )
+        endpoints, own, shared, options, min_hosts, max_hosts, pace or Pace(), say or _print,
+        join_s=join_s, seek_s=SEEK_S + options.rejoin_s if seek_s is None else seek_s, first_s=first_s,
+        waits=waits or Waits(), fence=fence, record=record,
+    )  # fmt: skip
     inbox = Inbox()
     remembered = Remembered(host, address, secrets.token_hex(8), run=run)
     return SocketSession(host, Node(setup, remembered, inbox, listener=listener), inbox)
 
 
+def _check_fence(fence: Path, run: str | None) -> None:
+    """That its folder can be made is seen before anything starts."""
+    if run is None:
+        raise ConfigError("a fence is of one run, whose name all hosts must know; write --run NAME beside --fence")
+    Fence(fence, run)
+
+
+def _listen(
+    endpoints: Sequence[Endpoint], own: int | None, address: str
+) -> tuple[socket.socket | None, Sequence[Endpoint]]:
+    """Listen at this host's endpoint, if it has one; the endpoints with the address and port that it got."""
+    if own is None:
+        return None, endpoints
+    reached = address if endpoints else LOOPBACK
+    listener = listen(endpoints[own] if endpoints else Endpoint(LOOPBACK, 0), reached)
+    port = int(listener.getsockname()[1])
+    return listener, [*endpoints[:own], Endpoint(reached, port), *endpoints[own + 1 :]]
+
+
 def _print(text: str) -> None:
-    sys.stderr.write(f"hierdist: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+        sys.stderr.write(f"hierdist: {text}\n")
+        sys.stderr.flush()

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_dist.elastic.leading import messages
@@ -22,7 +23,8 @@ from lightning_dist.errors import LaunchError
 from lightning_dist.wire import WrongSecretError
 
 _LOOKS = 10
-_LOOK_S = 30.0  # between two words to people
+_WORD_S = 30.0  # between two words to people
+_LOOK_S = 2.0  # until the first look at whether the run is over
 
 
 class NoLeaderError(Exception):
@@ -41,6 +43,21 @@ class _RefusedError(ConnectionError):
     """Not yet."""
 
 
+@dataclass(frozen=True)
+class _Fenced:
+    """Another host has the claim of the next round.
+
+    Attributes:
+        reason: For people.
+        since_s: When this host has first met it.
+        until_s: It does not lead before that.
+    """
+
+    reason: str
+    since_s: float
+    until_s: float
+
+
 class Seeker:
     """See the module.
 
@@ -55,8 +72,7 @@ class Seeker:
         self._state = remembered
         self._own_status = own_status
         self._leader_index: int | None = None
-        self.fenced: str | None = None
-        """Why this host may not lead: another one has the claim of the next round."""
+        self._fenced: _Fenced | None = None
         self._suspect: int | None = None  # its connection was reset
         self._silent: int | None = None
 
@@ -67,6 +83,21 @@ class Seeker:
             is_reset: It was reset: if nobody listens at the endpoint, the process is dead. Else the host is silent.
         """
         self._suspect, self._silent = (self._leader_index, None) if is_reset else (None, self._leader_index)
+
+    def fence(self, reason: str) -> bool:
+        """Another host has the claim of the next round; whether that is news.
+
+        It leads, and is found, or it is gone. That it is gone shows when it calls as a new process, which needs
+        somebody to call: so this host leads again after a while, and asks again.
+        """
+        now_s, before = time.monotonic(), self._fenced
+        since_s = now_s if before is None else before.since_s
+        self._fenced = _Fenced(reason, since_s, now_s + self._setup.pace.deadline_s)
+        return before is None or before.reason != reason
+
+    def unfence(self) -> None:
+        """There is a leader that has the claim."""
+        self._fenced = None
 
     def roll_call(self, *, silent: int | None = None) -> RollCall:
         """Asks the endpoints what they say of themselves; this host's own is known.
@@ -99,14 +130,17 @@ class Seeker:
     async def _seek(
         self, roll: RollCall, lead: Callable[[int], Awaitable[None]], joining: Callable[[Channel], None]
     ) -> Channel:
-        setup, start_s = self._setup, time.monotonic()
+        setup, fenced = self._setup, self._fenced
+        start_s = time.monotonic() if fenced is None else fenced.since_s
         limit_s = setup.join_s if self._state.leader is None else setup.seek_s
-        refused_s, reason, next_look_s = 0.0, "", _LOOK_S
+        refused_s, reason, next_word_s, next_look_s = 0.0, "" if fenced is None else fenced.reason, _WORD_S, _LOOK_S
         while (waited_s := time.monotonic() - start_s) < limit_s:
             if waited_s > next_look_s:
-                next_look_s += _LOOK_S
-                setup.say(f"host {self._state.host} has no leader: {reason}; looks for {limit_s - waited_s:.0f} s more")
+                next_look_s = waited_s + _WORD_S
                 await self._see_whether_it_is_over()
+            if waited_s > next_word_s:
+                next_word_s = waited_s + _WORD_S
+                setup.say(f"host {self._state.host} has no leader: {reason}; looks for {limit_s - waited_s:.0f} s more")
             choice = await self._choose(roll, has_waited=waited_s > setup.first_s)
             if isinstance(choice, Lead):
                 await self._see_whether_it_is_over()
@@ -117,7 +151,8 @@ class Seeker:
             if isinstance(choice, Join):
                 try:
                     channel = await self._join(choice.index, joining)
-                    self.fenced = None
+                    if choice.index != setup.own:
+                        self.unfence()
                     return channel
                 except _RefusedError as error:  # a name that is in use may still be that of a process that died
                     reason = str(error)
@@ -128,7 +163,7 @@ class Seeker:
                 except OSError as error:
                     reason = str(error)
             else:
-                reason = self.fenced or choice.reason
+                reason = choice.reason if fenced is None else fenced.reason
             await asyncio.sleep(setup.pace.ping_s / 5)
         endpoints = ", ".join(str(endpoint) for endpoint in setup.endpoints)
         raise NoLeaderError(f"no leader was found at {endpoints} within {limit_s:g} s: {reason}")
@@ -159,7 +194,8 @@ class Seeker:
             )
 
     async def _choose(self, roll: RollCall, *, has_waited: bool) -> Choice:
-        own = self._setup.own if self.fenced is None else None
+        is_fenced = self._fenced is not None and time.monotonic() < self._fenced.until_s
+        own = None if is_fenced else self._setup.own
         return choose(await roll.statuses(), own=own, has_waited=has_waited)
 
     async def _join(self, index: int, joining: Callable[[Channel], None]) -> Channel:

@@ -52,6 +52,9 @@ class SocketSession:
     def tell(self, event: Event) -> None:  # noqa: D102
         self._call(self._node.tell, event)
 
+    def told(self, timeout_s: float) -> bool:  # noqa: D102
+        return self._node.has_leader.wait(timeout_s)
+
     def order(self) -> Stop | End | None:  # noqa: D102
         return self._inbox.take_order()
 

@@ -78,11 +78,24 @@ class Stream:
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
-        while self._unsent and self._is_writing and loop.time() < end_s:
-            await asyncio.sleep(timeout_s / 100)
-        is_sent = not self._unsent and self._is_writing
-        self.give_up()
-        await asyncio.gather(self._writing, return_exceptions=True)
+        try:
+            while self._unsent and self._is_writing and loop.time() < end_s:
+                await asyncio.sleep(timeout_s / 100)
+        finally:  # whoever closes may be cancelled meanwhile, and again: the socket is closed all the same
+            is_sent = not self._unsent and self._is_writing
+            self.give_up()
+            try:
+                await asyncio.gather(self._writing, return_exceptions=True)
+            finally:
+                self._close_socket(is_sent=is_sent)
+
+    def _close_socket(self, *, is_sent: bool) -> None:
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_writer(descriptor)  # the number may be another's next
+        loop.remove_reader(descriptor)
         with contextlib.suppress(OSError):
             if is_sent:
                 self._socket.shutdown(socket.SHUT_WR)

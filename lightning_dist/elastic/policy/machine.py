@@ -125,7 +125,7 @@ def _inherited(situation: Situation, last: LastRound | None, memory: Mapping[str
         return situation
     # Who leaves and lives says so again; of the former leader's host nothing more is heard.
     left = frozenset(memory.get("left", ())) & set(members)
-    state = State.RUNNING if last.is_running else State.WAITING
+    state = State.RUNNING if last.is_running else State.WAITING if members else State.GATHERING
     reason = "" if last.is_running else "another host leads"
     return replace(
         situation, state=state, number=last.number, members=members, leader=last.leader, reason=reason,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lightning_dist.elastic.agent.exits import Exit, MemoryKills, exit_of
+from lightning_dist.elastic.chaos.host import memory_limit
+from lightning_dist.elastic.chaos.host.processes import Process
+from lightning_dist.elastic.chaos.host.refusal import Refused
 from lightning_dist.elastic.policy.events import Cause
 
 
@@ -60,11 +65,41 @@ def test_the_kernels_kill_for_memory_is_told_from_others(tmp_path: Path) -> None
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 0\noom_kill 4\noom_group_kill 0\n")
     kills = MemoryKills([tmp_path / "absent", counter])
-    assert ended(-signal.SIGKILL, tmp_path / "words", short=kills.grew).cause is Cause.SIGNAL
-    counter.write_text("low 0\noom 1\noom_kill 5\noom_group_kill 0\n")
-    assert ended(-signal.SIGKILL, tmp_path / "words", short=kills.grew).cause is Cause.OUT_OF_MEMORY
-    assert not kills.grew()
+
+    def cause() -> Cause | None:
+        return ended(-signal.SIGKILL, tmp_path / "words", short=kills.take).cause
+
+    assert cause() is Cause.SIGNAL
+    counter.write_text("low 0\noom 1\noom_kill 6\noom_group_kill 0\n")
+    assert [cause() for _ in range(3)] == [Cause.OUT_OF_MEMORY, Cause.OUT_OF_MEMORY, Cause.SIGNAL]
+    counter.write_text("low 0\noom 1\noom_kill 7\noom_group_kill 0\n")
+    kills.forget()  # it was of another round
+    assert cause() is Cause.SIGNAL
 
 
 def test_this_machine_has_a_counter_of_kills() -> None:
-    assert not MemoryKills().grew()
+    counters = MemoryKills()._counters
+    assert counters
+    assert all("oom_kill " in path.read_text() for path in counters)
+
+
+def test_a_rank_that_the_kernel_has_killed_in_a_group_of_its_own_is_found(tmp_path: Path) -> None:
+    kills = MemoryKills()
+    greedy = "import sys; sys.stdin.readline(); bytearray(1 << 30)"
+    with subprocess.Popen([sys.executable, "-c", greedy], stdin=subprocess.PIPE) as process:
+        try:
+            victim = Process.of(process.pid)
+            assert victim is not None
+            group = memory_limit.bound(victim)
+        except Refused as refusal:
+            process.kill()
+            pytest.skip(str(refusal))
+        try:
+            process.communicate(b"\n", timeout=60)
+            found = ended(process.returncode, tmp_path / "words", short=kills.take)
+        finally:
+            process.kill()
+            process.wait()
+            group.remove()
+    assert found.cause is Cause.OUT_OF_MEMORY
+    assert not kills.take()  # and what is gone with its group does no harm

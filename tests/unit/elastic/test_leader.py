@@ -222,3 +222,24 @@ def test_the_end_of_the_run_reaches_all_and_a_mistake_ends_the_leader() -> None:
             await leader_of(Failing()).run()
 
     run(test)
+
+
+def test_a_run_that_a_new_leader_ends_at_once_is_over_for_those_that_have_yet_to_come() -> None:
+    """Its own host is one of them: it joins the leader that it has begun."""
+
+    async def test() -> None:
+        policy = Noting({HostLost: [EndRun(130, "SIGINT")]})
+        leader = leader_of(policy, last_round=LAST, lost=("b", False))
+        leading = asyncio.ensure_future(leader.run())
+        while not leader.is_over:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        line = Line()
+        member = serve(leader, Hello("a", "10.0.0.1", "x"), line)
+        while len(line.kinds) < 2:
+            await asyncio.sleep(0)
+        assert line.kinds == ["welcome", "end"]
+        line.say(PartedError("it has heard of it", is_end=True))
+        await asyncio.gather(member, leading)
+
+    run(test)

@@ -52,36 +52,43 @@ def rank(board: Board) -> Iterator[Rank]:
 
 
 def test_a_step_lasts_from_the_end_of_the_one_before(rank: Rank) -> None:
-    rank.pulse.step_begins()
+    rank.pulse.step_begins(0)
     assert rank.beat.phase == Phase.FIRST_STEP
     rank.now_s = 4.0
     rank.pulse.step_ends(1)
     assert (rank.beat.phase, rank.beat.step, rank.beat.step_s, rank.beat.own_s) == (Phase.TRAINING, 1, 4.0, 4.0)
     rank.now_s = 5.0  # the wait for a batch
-    rank.pulse.step_begins()
+    rank.pulse.step_begins(1)
     rank.now_s, rank.waited_s = 8.0, 1.5
     rank.pulse.step_ends(2)
     assert (rank.beat.step, rank.beat.step_s, rank.beat.own_s) == (2, 4.0, 2.5)
 
 
 def test_what_is_between_two_steps_belongs_to_none(rank: Rank) -> None:
-    rank.pulse.step_begins()
+    rank.pulse.step_begins(0)
     rank.pulse.step_ends(1)
     with rank.pulse.entered(Phase.SAVING):
         assert rank.beat.phase == Phase.SAVING
         rank.now_s, rank.waited_s = 100.0, 50.0
     assert rank.beat.phase == Phase.TRAINING
-    rank.pulse.step_begins()
+    rank.pulse.step_begins(1)
     rank.now_s = 103.0
     rank.pulse.step_ends(2)
     assert (rank.beat.step_s, rank.beat.own_s) == (3.0, 3.0)
     rank.pulse.enter(Phase.VALIDATION)
     rank.now_s = 200.0
-    rank.pulse.step_begins()
+    rank.pulse.step_begins(2)
     assert rank.beat.phase == Phase.TRAINING
     rank.now_s = 201.0
     rank.pulse.step_ends(3)
     assert rank.beat.step_s == 1.0
+
+
+def test_the_first_step_has_its_number_though_its_first_batch_is_none(rank: Rank) -> None:
+    for before in (6, 6, 7):  # two batches a step
+        rank.pulse.step_begins(before)
+        rank.pulse.step_ends(before)
+        assert rank.beat.first_step == 7
 
 
 def test_a_save_that_fails_ends_the_phase_too(rank: Rank) -> None:
@@ -93,7 +100,7 @@ def test_a_save_that_fails_ends_the_phase_too(rank: Rank) -> None:
 
 def test_without_knowing_the_waits_own_work_is_unknown(board: Board) -> None:
     pulse = Pulse(Board.open(board.path), local_rank=0, round=1)
-    pulse.step_begins()
+    pulse.step_begins(0)
     pulse.step_ends(1)
     beat = board.cell(0).read()
     assert beat is not None

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_dist import wire
 from lightning_dist.elastic.leading.channel import Channel, ClosedError, LostError, Pace, PartedError
+from lightning_dist.elastic.leading.ending import end_tasks
 from lightning_dist.elastic.leading.stream import EndOfStreamError, Stream
 
 PACE = Pace(0.05, 0.25)
@@ -68,6 +69,23 @@ def test_what_cannot_be_sent_ends_in_a_reset_which_is_no_death() -> None:
             stream = Stream(left)
             stream.write(bytes(1 << 26))  # more than the kernel takes of one that does not read
             await stream.close(0.05)
+            with pytest.raises(ConnectionResetError):
+                read_all(right)
+
+    run(test)
+
+
+def test_who_is_cancelled_while_it_closes_closes_all_the_same() -> None:
+    async def test() -> None:
+        with connected() as (left, right):
+            channel = Channel(Stream(left), Pace(DEADLINE_S, DEADLINE_S))
+            channel._stream.write(bytes(1 << 26))  # more than the kernel takes of one that does not read
+            closing = asyncio.ensure_future(channel.close("over"))
+            for _ in range(20):
+                await asyncio.sleep(0)
+                closing.cancel()
+            await end_tasks([closing])
+            assert left.fileno() == -1
             with pytest.raises(ConnectionResetError):
                 read_all(right)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +10,24 @@ import pytest
 
 from lightning_dist.config.elastic import ElasticConfig
 from lightning_dist.elastic.leading.fence import Fence
-from lightning_dist.elastic.policy.events import Cause, HostLeaves, OptionsTold, RoundDone, Snapshot, WorkerFailed
+from lightning_dist.elastic.policy.events import (
+    Cause,
+    EndAsked,
+    HostLeaves,
+    OptionsTold,
+    RoundDone,
+    RoundStopped,
+    Snapshot,
+    WorkerFailed,
+)
 from lightning_dist.elastic.policy.situation import Waits
 from lightning_dist.elastic.session import End
-from tests.support.agents import Agent, Party, in_round, until
-
-
-def begun(party: Party, hosts: str) -> list[Agent]:
-    """Agents in their first round; the first of them leads."""
-    agents = party.agents(hosts)
-    for agent in agents:
-        agent.ready()
-    in_round(agents)
-    assert [agent.host for agent in agents if agent.leads] == [agents[0].host]
-    return agents
+from tests.support.agents import Party, in_round, until
 
 
 def test_the_next_endpoint_takes_over_when_the_leader_dies_and_the_run_keeps_its_name_and_numbers() -> None:
     with Party(2, min_hosts=1, max_hosts=3) as party:
-        a, b, c = begun(party, "abc")
+        a, b, c = party.begun("abc")
         first = c.session.run
         a.kill()
         for agent in (b, c):
@@ -43,7 +43,7 @@ def test_the_next_endpoint_takes_over_when_the_leader_dies_and_the_run_keeps_its
 
 def test_a_new_leader_knows_what_was_told_the_old_one_before_it_died() -> None:
     with Party(2, min_hosts=3, max_hosts=3, mode="off") as party:
-        a, b, c = begun(party, "abc")
+        a, b, c = party.begun("abc")
         b.session.tell(OptionsTold(ElasticConfig(mode="degrade", max_restarts=0)))
         c.session.tell(WorkerFailed("c", 7, 0, Cause.EXIT, "of a round that never was"))  # no news for anybody
         a.kill()
@@ -56,7 +56,7 @@ def test_a_new_leader_knows_what_was_told_the_old_one_before_it_died() -> None:
 
 def test_a_new_leader_goes_on_counting_restarts() -> None:
     with Party(2, min_hosts=1, max_hosts=3) as party:
-        a, b, c = agents = begun(party, "abc")
+        a, b, c = agents = party.begun("abc")
         b.session.tell(OptionsTold(ElasticConfig(mode="degrade", max_restarts=1)))
         b.session.tell(WorkerFailed("b", 1, 2, Cause.SIGNAL))
         for agent in agents:
@@ -70,7 +70,7 @@ def test_a_new_leader_goes_on_counting_restarts() -> None:
 
 def test_no_number_is_given_to_two_rounds_even_if_the_new_leader_had_not_heard_of_the_last() -> None:
     with Party(2, min_hosts=1, max_hosts=3) as party:
-        a, b, c = agents = begun(party, "abc")
+        a, b, c = agents = party.begun("abc")
         leader = a.leader
         send = leader._send
 
@@ -90,7 +90,7 @@ def test_no_number_is_given_to_two_rounds_even_if_the_new_leader_had_not_heard_o
 
 def test_a_leader_whose_host_is_taken_away_hands_over_and_the_others_train_on() -> None:
     with Party(2, min_hosts=1, max_hosts=3) as party:
-        a, b, c = agents = begun(party, "abc")
+        a, b, c = agents = party.begun("abc")
         a.session.tell(HostLeaves("a", "SIGTERM"))
         for agent in agents:
             assert agent.stop().at_snapshot
@@ -104,9 +104,43 @@ def test_a_leader_whose_host_is_taken_away_hands_over_and_the_others_train_on() 
         assert [type(order) for order in (b.session.order(), c.session.order())] == [End, End]  # and no other before
 
 
+@pytest.mark.parametrize("leads_first", [True, False], ids=["stopped after it led", "before"])
+def test_an_interruption_of_the_leaders_host_ends_the_run_though_others_have_not_stopped(leads_first: bool) -> None:
+    with Party(2, min_hosts=1, max_hosts=3) as party:
+        a, *others = party.begun("abc")
+        a.session.tell(EndAsked("SIGINT", exit_code=130, at_snapshot=False))
+        for agent in others:
+            agent.order()  # to stop; its ranks still end
+        if leads_first:
+            a.session.leave("SIGINT")
+            until(lambda: others[0].leads, "b leads")
+        for agent in others:
+            agent.session.tell(RoundStopped(agent.host, 1))
+        if not leads_first:
+            a.session.leave("SIGINT")
+        for agent in others:
+            agent.ready()
+        assert [agent.end() for agent in others] == [End(130, "SIGINT")] * 2
+
+
+def test_a_leader_that_its_own_host_has_lost_leads_no_more() -> None:
+    """Others take it for granted: who is a member elsewhere starts no round."""
+    with Party(2, min_hosts=1, max_hosts=2) as party:
+        agents = party.begun("ab")
+        a, former = agents[0], agents[0].leader
+        a.session._loop.call_soon_threadsafe(
+            lambda: asyncio.ensure_future(former._members["a"].channel.close("for no reason"))
+        )
+        until(lambda: former.is_over, "it stands down")
+        until(lambda: [agent.leads for agent in agents].count(True) == 1, "one leads")
+        for agent in agents:
+            agent.session.tell(RoundDone(agent.host, 1))
+        assert {agent.end().exit_code for agent in agents} == {0}
+
+
 def test_a_host_that_led_and_is_started_anew_joins_the_leader_there_is() -> None:
     with Party(2, min_hosts=1, max_hosts=2) as party:
-        a, b = begun(party, "ab")
+        a, b = party.begun("ab")
         a.kill()
         b.stop()
         in_round([b], step=3)
@@ -120,7 +154,7 @@ def test_a_host_that_led_and_is_started_anew_joins_the_leader_there_is() -> None
 @pytest.mark.parametrize("with_reset", [False, True], ids=["closed", "reset"])
 def test_the_other_half_goes_on_alone_if_the_leader_is_known_to_be_dead(with_reset: bool) -> None:
     with Party(2, min_hosts=1, max_hosts=2) as party:
-        a, b = begun(party, "ab")
+        a, b = party.begun("ab")
         a.kill(with_reset=with_reset)
         b.stop()
         assert in_round([b], step=3).number == 2
@@ -128,7 +162,7 @@ def test_the_other_half_goes_on_alone_if_the_leader_is_known_to_be_dead(with_res
 
 def test_a_leader_that_was_stopped_finds_that_the_others_went_on_and_joins_them() -> None:
     with Party(2, min_hosts=1, max_hosts=3) as party:
-        a, b, c = begun(party, "abc")
+        a, b, c = party.begun("abc")
         with a.paused():
             for agent in (b, c):
                 agent.stop()
@@ -140,7 +174,7 @@ def test_a_leader_that_was_stopped_finds_that_the_others_went_on_and_joins_them(
 
 def test_half_of_the_hosts_without_the_leader_wait_until_they_see_it_again() -> None:
     with Party(2, min_hosts=1, max_hosts=2) as party:
-        a, b = begun(party, "ab")
+        a, b = party.begun("ab")
         with a.paused():
             stop = b.stop()
             assert "host a" in stop.reason
@@ -159,7 +193,7 @@ def test_half_of_the_hosts_without_the_leader_wait_until_they_see_it_again() -> 
 
 def test_with_a_fence_half_of_the_hosts_go_on_and_the_other_half_does_not(tmp_path: Path) -> None:
     with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path, waits=Waits(fence_s=0.2)) as party:
-        a, b = begun(party, "ab")
+        a, b = party.begun("ab")
         with a.paused():
             b.stop()
             value = in_round([b], step=3)
@@ -174,16 +208,43 @@ def test_with_a_fence_half_of_the_hosts_go_on_and_the_other_half_does_not(tmp_pa
 
 def test_a_round_that_was_claimed_by_a_leader_that_died_before_it_began_is_passed_over(tmp_path: Path) -> None:
     with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path) as party:
-        a, b = begun(party, "ab")
+        a, b = party.begun("ab")
         Fence(tmp_path, "named").claim(2, host="a", instance=a.session._node._state.instance)
         a.kill()
         b.stop()
         assert in_round([b], step=3).number == 3
 
 
+def test_a_run_all_of_whose_agents_were_killed_goes_on_with_the_same_fence_once_all_are_back(tmp_path: Path) -> None:
+    waits = Waits(join_s=0.1, fence_s=0.1)
+    with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path, waits=waits) as party:
+        a, b = party.begun("ab")
+        a.kill()
+        b.stop()
+        assert in_round([b], step=3).number == 2  # which b has claimed
+        b.kill()
+        a = party.agent("a")
+        a.ready()
+        met = "host a leads no more: round 2 of run named is claimed by host b already"
+        until(lambda: any(text.startswith(met) for text in a.said), "a meets the claim of b")
+        assert a.session.next_round(1.0) is None  # b may train
+        assert [text.startswith(met) for text in a.said].count(True) == 1
+        b = party.agent("b")
+        b.ready()
+        value = a.next()
+        assert value.number == 3
+        if len(value.seats) == 1:  # a was at it before b had said that it is ready
+            a.step(value)
+            a.session.tell(Snapshot(value.number, 4))
+            a.stop()
+            value = a.next()
+        assert b.next() == value
+        assert len(value.seats) == 2
+
+
 def test_a_round_that_a_host_elsewhere_has_claimed_is_not_started_and_the_run_ends_here(tmp_path: Path) -> None:
     with Party(2, min_hosts=1, max_hosts=2, run="named", fence=tmp_path, seek_s=0.5) as party:
-        a, b = begun(party, "ab")
+        a, b = party.begun("ab")
         Fence(tmp_path, "named").claim(2, host="z", instance="other")
         a.kill()
         b.stop()

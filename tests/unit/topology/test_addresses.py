@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_dist.errors import TopologyError
-from lightning_dist.topology.addresses import own_address
+from lightning_dist.topology.addresses import interface_of, own_address
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,10 @@ def test_what_is_not_there_is_said() -> None:
         own_address({"GLOO_SOCKET_IFNAME": "none7"})
     with pytest.raises(TopologyError, match=r"MASTER_ADDR=::1 cannot be reached by IPv4.*GLOO_SOCKET_IFNAME=eth0"):
         own_address({"MASTER_ADDR": "::1"})
+
+
+@pytest.mark.parametrize(
+    ("address", "interface"), [("127.0.0.1", "lo"), ("192.0.2.1", None), ("::1", None), ("a", None)]
+)
+def test_the_interface_of_an_address(address: str, interface: str | None) -> None:
+    assert interface_of(address) == interface
