@@ -13,11 +13,11 @@ Note [Where an accumulation window begins]
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
@@ -32,8 +32,8 @@ _REFERENCE, _SAVED, _IN_WINDOW = "reference", "saved", "in_window"
 _COUNTED_IN_BATCHES = ("val_check_interval", "limit_train_batches")  # of the Trainer, where they are whole numbers
 
 
-class _AtReference(pl.Callback):
-    """Knows the batch of the run's first size, and what the present size makes of it."""
+class FollowsSize(pl.Callback):
+    """Knows the batch of the run's first size, and what the present size makes of it; base of what does follow."""
 
     def __init__(self) -> None:
         self._reference: Batch | None = None
@@ -61,13 +61,24 @@ class _AtReference(pl.Callback):
             return
         self._reference, self._saved = _batch_of(state[_REFERENCE]), _batch_of(state[_SAVED])
         self._in_window = state.get(_IN_WINDOW)
-        self.resized = self.resize(trainer, self._reference)
-        if self.resized.batch != self._reference:
+        self._follow(trainer, self._reference)
+
+    def begin(self, trainer: pl.Trainer, ranks: int) -> None:
+        """The run was first started with so many ranks, and begins anew; before optimizers and loaders are made."""
+        self._reference = replace(_present(trainer), ranks=ranks)
+        self._follow(trainer, self._reference)
+
+    def _follow(self, trainer: pl.Trainer, reference: Batch) -> None:
+        self.resized = self.resize(trainer, reference)
+        if self.resized.batch != reference:
             rank_zero_info(f"hierdist: {self.resized.sentence}")
         self.apply(trainer, self.resized)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Where nothing has said what the first size is, it is this one. Batches that are done count in this size."""
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):  # it does not know that this step is saved, and would in the next
+                callback._last_global_step_saved = trainer.global_step
         self._present, self._loop = _present(trainer), trainer.fit_loop.epoch_loop
         self._begin_with_whole_window()
         if self._reference is None:
@@ -110,7 +121,7 @@ class _AtReference(pl.Callback):
         """Let it be so."""
 
 
-class ScaledRate(_AtReference):
+class ScaledRate(FollowsSize):
     """Keeps the batch of a rank at another number of ranks, and lets the learning rate follow the global batch.
 
     The rate is multiplied inside the optimizer's step only: schedulers, checkpoints and loggers go on with the rate of
@@ -181,7 +192,7 @@ class ScaledRate(_AtReference):
             hook.remove()
 
 
-class KeptBatch(_AtReference):
+class KeptBatch(FollowsSize):
     """Keeps the global batch at another number of ranks: by accumulation, and by smaller batches of ranks if need be.
 
     Args:

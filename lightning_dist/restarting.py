@@ -34,6 +34,7 @@ from lightning_dist.elastic import trail
 from lightning_dist.elastic.launched import Launched
 from lightning_dist.elastic.trail import Trail
 from lightning_dist.errors import CheckpointError, StorageError
+from lightning_dist.resized import FollowsSize
 
 _T = TypeVar("_T")
 _INTERRUPTED = "interrupted-step="
@@ -112,7 +113,8 @@ class GoingOn:
         folder = self._launched.agent
         if folder is None or not self._ways.is_first_of_host:
             return
-        known = self._trail or Trail(math.inf if self._launched.is_restart else time.time())
+        is_restart = self._launched.is_restart
+        known = self._trail or (Trail(math.inf) if is_restart else Trail(time.time(), ranks=self._trainer.world_size))
         unnamed = next((str(each.dirpath) for each in self._unnamed if each.dirpath is not None), known.unnamed)
         self._trail = replace(known, folders=tuple(dict.fromkeys([*known.folders, *self._folders()])), unnamed=unnamed)
         trail.leave(folder, self._trail)
@@ -148,7 +150,16 @@ class GoingOn:
         if self._launched.is_restart:
             began = f"at {asked}, as the script says" if asked else "anew"
             rank_zero_info(f"hierdist: {self._start} begins {began}: nothing of it was saved")
+            self._begin_at_first_size()
         load(asked)
+
+    def _begin_at_first_size(self) -> None:
+        """No checkpoint says what the run's first size was; its hosts know."""
+        ranks = 0 if self._trail is None else self._trail.ranks
+        callbacks: list[pl.Callback] = self._trainer.callbacks  # type: ignore[attr-defined]  # made in __init__
+        for callback in callbacks:
+            if ranks and isinstance(callback, FollowsSize):
+                callback.begin(self._trainer, ranks)
 
     def _read_kept(self, folder: str, lineage: Lineage, newer_than: int, load: Callable[[Any], None]) -> bool:
         kept = self._ways.load_kept(folder, lineage, newer_than)

@@ -77,10 +77,10 @@ def place_stages(cluster: Cluster, parallel: ParallelConfig) -> Layout:
 def _no_pipelines(ranks: int, size: int, sharers: int) -> PlacementError:
     fitting = [str(n) for n in range(2, ranks + 1) if ranks % (n * sharers) == 0]
     stages = f"{size} stages of {sharers} ranks that share layers" if sharers > 1 else str(size)
-    instead = f"parallel.pipeline.size={' or '.join(fitting)}" if fitting else "another parallel.tensor.size"
-    return PlacementError(
-        f"parallel.pipeline.size={size}: {ranks} ranks do not make pipelines of {stages}; write {instead}"
-    )
+    others = "another parallel.tensor.size" if sharers > 1 else "parallel=ddp"
+    instead = f"parallel.pipeline.size={' or '.join(fitting)}" if fitting else others
+    counted = "1 rank does" if ranks == 1 else f"{ranks} ranks do"
+    return PlacementError(f"parallel.pipeline.size={size}: {counted} not make pipelines of {stages}; write {instead}")
 
 
 def open_stage_links(run: RunContext, parallel: ParallelConfig, sync: SyncConfig) -> StageLinks:

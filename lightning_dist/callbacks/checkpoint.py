@@ -158,7 +158,9 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         """Save if it is time to, and log what the checkpoint before took, once it is committed."""
         if self._pace is not None:
             self._pace.step_ended(trainer.global_step)
-        if self._pace is None or self._pace.is_due(trainer.global_step):
+        # Where training goes on at a step that is due, Lightning would save again, in the middle of the next one.
+        is_in_step = trainer.fit_loop.epoch_loop._should_accumulate()
+        if not is_in_step and (self._pace is None or self._pace.is_due(trainer.global_step)):
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         self._log_saved(trainer)
         self._keep_pace(trainer)

@@ -1,4 +1,4 @@
-"""What a run leaves in its agent's folder for its next start: when it began, and where its checkpoints go.
+"""What a run leaves in its agent's folder for its next start: when it began, with how many ranks, where it saves.
 
 A script's checkpoints may go to another folder each time it is started: Lightning's loggers count versions.
 """
@@ -25,11 +25,13 @@ class Trail:
         begun_s: When it was first started, seconds since 1970.
         folders: Paths or URLs of folders that its checkpoints went to.
         unnamed: Of these, the one that the script did not choose.
+        ranks: How many it had at its first start; 0: unknown.
     """
 
     begun_s: float
     folders: tuple[str, ...] = ()
     unnamed: str | None = None
+    ranks: int = 0
 
 
 def leave(folder: Path, trail: Trail) -> None:
@@ -47,7 +49,12 @@ def find(folder: Path) -> Trail | None:
     if found is None:
         return None
     try:
-        return Trail(float(found["begun_s"]), tuple(map(str, found["folders"])), found.get("unnamed"))
+        return Trail(
+            float(found["begun_s"]),
+            tuple(map(str, found["folders"])),
+            found.get("unnamed"),
+            int(found.get("ranks", 0)),
+        )
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ConfigError(f"{folder / FILE} is no trail of a run: {error!r}") from error
 

@@ -42,6 +42,7 @@ class Start:
         folder: Of the run.
         round: From 1.
         killed_at: Kill all ranks after this step.
+        killed_in: So many passes of the next step are done by then.
         awaits: Before that, wait until what is being written is there; without it, it is not there before training
             waits for it, either.
         parallel: The strategy's mode.
@@ -56,6 +57,7 @@ class Start:
     folder: Path
     round: int = 1
     killed_at: int | None = None
+    killed_in: int = 0
     awaits: bool = True
     parallel: Any = "ddp"
     checkpoint: Any = field(default_factory=lambda: dict(MEMORY))
@@ -87,14 +89,18 @@ class ByStep(OddModule):
 
 
 class KilledAt(pl.Callback):
-    """Ends the process after a step."""
+    """Ends the process after a step, and some passes of the next one."""
 
-    def __init__(self, step: int | None, *, awaits: bool) -> None:
+    def __init__(self, step: int | None, passes: int = 0, *, awaits: bool = True) -> None:
         self._step = step
+        self._passes = passes
         self._awaits = awaits
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self._step:
+        if trainer.global_step != self._step:
+            return
+        self._passes -= 1
+        if self._passes < 0:
             if trainer.strategy._saver is not None and self._awaits:
                 trainer.strategy._saver.finish()
             trainer.strategy.barrier()  # all have

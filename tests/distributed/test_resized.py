@@ -97,9 +97,9 @@ def fit(context: RankContext, start: Start, elastic: dict[str, Any], batch_size:
             context,
             strategy_of(parallel=start.parallel, checkpoint=start.checkpoint, elastic={"mode": "degrade", **elastic}),
             callbacks=[
-                AsyncShardedCheckpoint(start.checkpoints, every_n_train_steps=100),
+                AsyncShardedCheckpoint(start.checkpoints, every_n_train_steps=start.saves_every),
                 notes,
-                KilledAt(start.killed_at),
+                KilledAt(start.killed_at, start.killed_in),
             ],
             enable_checkpointing=True,
             default_root_dir=start.folder,
@@ -162,6 +162,7 @@ RESIZES: dict[str, tuple[Any, Size, Size]] = {
     "pipeline, 2 + 2 to 2": (CUT, Size((2, 2), 4, 1, readers=2), Size((2,), 4, 2, readers=1)),
     "pipeline, 2 to 2 + 2": (CUT, Size((2,), 4, 2, readers=1), Size((2, 2), 4, 1, readers=2)),
     "pipeline, 4 to 3": (CUT_AGAIN, Size((4,), 4, 2, readers=1), Size((3,), 4, 2, readers=1)),
+    "pipeline, 2 to 1": (CUT_AGAIN, Size((2,), 4, 2, readers=1), Size((1,), 4, 2)),
     "the same, zero3": ("zero3", TWO, TWO),
     "the same, ddp": ("ddp", TWO, TWO),
     "the same, hsdp": ("hsdp", FOUR, FOUR),
@@ -203,6 +204,21 @@ def test_the_global_batch_stays_and_so_do_the_numbers(
     assert got[0].validated_at == [step for step in expected[0].validated_at if step > kept]
 
 
+def test_a_step_that_is_saved_is_not_saved_again_in_the_middle_of_the_next(ranks: RankPool, tmp_path: Path) -> None:
+    """The samples of its first pass would be lost."""
+    start = Start(tmp_path / "run", checkpoint="sharded", saves_every=2)
+    prepare(start)
+    first, again = replace(start, killed_at=3), replace(start, round=2, killed_at=2, killed_in=1)
+    for size, stopped in ((TWO, first), (ONE, again)):
+        args = (stopped, {}, TWO.batch, TWO.passes)
+        died = ranks.run(fit, layout=size.layout, args=args, may_die=range(size.ranks))
+        assert {type(each) for each in died} == {Died}
+    (got,) = ranks.run(fit, layout=ONE.layout, args=(replace(start, round=3), {}, TWO.batch, TWO.passes))
+    left = [ids for step, ids in by_step([got], ONE).items() if step < EPOCH]
+    assert (got.first, [len(ids) for ids in left]) == (2, [8] * (EPOCH - 2))
+    assert len({each for ids in left for each in ids}) == SAMPLES - 2 * 8
+
+
 def test_where_the_batch_cannot_be_kept_each_step_has_all_its_passes(ranks: RankPool, tmp_path: Path) -> None:
     """8 samples a step become 9, and 24 that are done are no multiple of 9: the first step has 9 all the same."""
     start = Start(tmp_path / "run", checkpoint={**MEMORY, "memory_every_n_steps": 1})
@@ -222,6 +238,20 @@ def test_where_the_batch_cannot_be_kept_each_step_has_all_its_passes(ranks: Rank
     assert {step: len(ids) for step, ids in steps.items()} == {4: 9, 5: 6, **dict.fromkeys(range(6, 11), 9), 11: 3}
     assert len({*steps[4], *steps[5]}) == 15
     assert sorted(each for step in range(6, 12) for each in steps[step]) == list(range(SAMPLES))
+
+
+def test_a_run_of_which_nothing_was_saved_begins_at_the_size_that_it_first_had(ranks: RankPool, tmp_path: Path) -> None:
+    start, whole = Start(tmp_path / "run", killed_at=1), Start(tmp_path / "whole", checkpoint="full")
+    prepare(start)
+    prepare(whole)
+    expected = ranks.run(fit, layout=TWO.layout, args=(whole, {}, TWO.batch, TWO.passes))
+    with ending_keepers(start.checkpoints):
+        died = ranks.run(fit, layout=TWO.layout, args=(start, {}, TWO.batch, TWO.passes), may_die=range(2))
+        assert {type(each) for each in died} == {Died}
+        again = replace(start, round=2, killed_at=None)
+        (ended,) = ranks.run(fit, layout=ONE.layout, args=(again, {}, TWO.batch, TWO.passes))
+    assert (ended.first, ended.batch, ended.accumulation) == (0, ONE.batch, ONE.passes)
+    assert by_step([ended], ONE) == by_step(expected, TWO)
 
 
 def by_step(ended: list[Ended], size: Size) -> dict[int, list[int]]:

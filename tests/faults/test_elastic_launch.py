@@ -40,6 +40,18 @@ def test_failed_ranks_are_started_again_from_the_template(tmp_path: Path) -> Non
     assert (tmp_path / "round-0003" / "rank-00001.log").read_text().endswith("rank 1 is done\n")
 
 
+def test_ranks_that_do_not_fit_the_layout_are_not_started_again() -> None:
+    """The strategy has told its agent what fits, and no other host can come."""
+    script = str(Path(SCRIPT).with_name("split.py"))
+    command = ["-m", "lightning_dist.cli", "launch", "--host=h", "--ranks-per-host=1", "--", sys.executable, script]
+    result = run_script(command, deadline_s=DEADLINE_S)
+    assert (result.returncode, result.survivors) == (1, ())
+    (end,) = [line for line in result.stderr.splitlines() if "ends with exit code 1" in line]
+    assert "1 rank does not make pipelines of 2; write parallel=ddp" in end
+    assert "parallel.pipeline.size=2 does not fit the ranks that are there (h: 1); " in end
+    assert "ranks in all must be a multiple of 2, so 2 hosts of 1 rank would fit" in end
+
+
 @pytest.mark.sweep
 def test_the_last_failure_is_the_exit_code() -> None:
     result = run_script(launch("1:1:exit", "--elastic=off"), deadline_s=DEADLINE_S)

@@ -64,6 +64,10 @@ def _step(lines: Iterable[dict[str, Any]], readers: int) -> Step:
 def check_epochs(steps: dict[int, Step], samples: int) -> int:
     """Each sample is there once in each whole epoch; how many of these there were."""
     assert list(steps) == list(range(len(steps))), "steps are missing"
+    sizes = Counter(len(step.samples) for step in steps.values())
+    usual = sizes.most_common(1)[0][0]
+    others = {number: (len(step.samples), step.ranks) for number, step in steps.items() if len(step.samples) != usual}
+    assert not others, f"steps have {usual} samples each, but for these (samples, ranks): {others}"
     names = [sample for step in steps.values() for sample in step.samples]
     whole = len(names) // samples
     for epoch in range(whole):

@@ -144,8 +144,10 @@ def _waiting(situation: Situation, now_s: float) -> Move | None:
             return move
     is_short = num_ready < situation.floor
     limit_s = _patience_s(situation, is_short=is_short)
-    if is_coming or waited_s < limit_s:
+    if is_coming:
         return None
+    if waited_s < limit_s:
+        return _say_misfit(situation, limit_s - waited_s) if is_short else None
     code = (
         situation.blame.exit_code
         if situation.blame is not None
@@ -155,6 +157,16 @@ def _waiting(situation: Situation, now_s: float) -> Move | None:
     )
     reason = _shortage(situation, limit_s) if is_short else quorum.explain(situation.side)
     return _end(situation, now_s, code, f"{situation.reason}; {reason}", blamed=situation.blame)
+
+
+def _say_misfit(situation: Situation, left_s: float) -> Move | None:
+    """Tell once why those that are there are not started."""
+    ready = situation.candidates
+    if situation.has_said_misfit or len(ready) < situation.floor:
+        return None
+    misfit = situation.sizes.explain(situation.ranks_of(ready), situation.terms.max_hosts)
+    text = f"{misfit}. Other hosts are waited for, {left_s:.0f} s at most"
+    return Move(replace(situation, has_said_misfit=True), (Say(text),))
 
 
 def _patience_s(situation: Situation, *, is_short: bool) -> float:
@@ -239,7 +251,9 @@ def _settled(situation: Situation, now_s: float) -> Move:
             situation = situation.with_host(cause.host, replace(host, failures_s=(*host.failures_s, now_s)))
     if progress.left and not situation.usable:
         return _end(situation, now_s, PREEMPTED_EXIT_CODE, f"{reason}; no other host is there", blamed=cause)
-    return _to(replace(situation, restarts_s=restarts, blame=cause, reason=reason), State.WAITING, now_s)
+    return _to(
+        replace(situation, restarts_s=restarts, blame=cause, reason=reason, has_said_misfit=False), State.WAITING, now_s
+    )
 
 
 def _count_fruitless(situation: Situation, cause: Blame | None, now_s: float) -> Situation:

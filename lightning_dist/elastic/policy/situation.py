@@ -207,6 +207,7 @@ class Situation:
         restarts_s: When rounds have failed.
         fruitless: So many rounds in a row have failed at once, before their first step, all of ``fruitless_error``.
         fruitless_error: See above.
+        has_said_misfit: It has told people that the hosts that are ready make no round that fits.
         enough_s: Since when there are enough hosts; ``None``: there are not.
         ending: Somebody wants the run to end.
     """
@@ -226,6 +227,7 @@ class Situation:
     restarts_s: tuple[float, ...] = ()
     fruitless: int = 0
     fruitless_error: str = ""
+    has_said_misfit: bool = False
     enough_s: float | None = None
     ending: Ending | None = None
 

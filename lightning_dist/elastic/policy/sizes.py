@@ -93,8 +93,8 @@ class Sizes:
     def _examples(self, ranks: Mapping[str, int], most: int) -> str:
         said = []
         for number in dict.fromkeys(ranks.values()):
-            limit = max(most, self.multiple)
-            fitting = [count for count in range(1, limit + 1) if self.fit([number] * count)][:_LISTED]
+            counts = [count for count in range(1, max(most, self.multiple) + 1) if self.fit([number] * count)]
+            fitting = ([count for count in counts if count <= most] or counts)[:_LISTED]
             if fitting:
                 said.append(f"{' or '.join(map(str, fitting))} host{'s' if fitting != [1] else ''} of {_ranks(number)}")
         return f", so {'; '.join(said)} would fit" if said else ""

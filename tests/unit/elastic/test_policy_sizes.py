@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lightning_dist.config.parallel import ParallelConfig
 from lightning_dist.config.resolve import from_mapping
 from lightning_dist.elastic.agent_folder import tell_sizes, told_sizes
+from lightning_dist.elastic.policy.actions import Say
 from lightning_dist.elastic.policy.events import Cause, HostReady, SizesTold
 from lightning_dist.elastic.policy.situation import State
 from lightning_dist.elastic.policy.sizes import Sizes, sizes_of
@@ -76,7 +77,7 @@ def test_an_agent_reads_what_a_rank_wrote(tmp_path: Path) -> None:
 def test_the_text_says_what_is_there_and_what_fits() -> None:
     assert FOURS.explain({"b": 2}, 2) == (
         "parallel.pipeline.size=4 does not fit the ranks that are there (b: 2); ranks in all must be a multiple of 4, "
-        "so 2 or 4 hosts of 2 ranks would fit"
+        "so 2 hosts of 2 ranks would fit"
     )
     assert "so 4 hosts of 1 rank; 4 hosts of 3 ranks would fit" in FOURS.explain({"a": 1, "b": 3}, 2)
 
@@ -86,6 +87,9 @@ def test_a_lost_host_is_waited_for_where_the_others_do_not_fit() -> None:
     fleet.tell(SizesTold(FOURS))
     fleet.lose("b")
     assert fleet.state is State.WAITING
+    fleet.wait(1)
+    (said,) = fleet.said(Say)
+    assert "would fit. Other hosts are waited for, 60 s at most" in said.text
     fleet.come("b")
     assert (fleet.number, fleet.members) == (2, ("a", "b"))
 
