@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import checkpoint, memory, meta_build, monitor, pipeline, recompute, resume, step_time
+from benchmarks import checkpoint, memory, meta_build, monitor, pipeline, recompute, resume, sparse, step_time
 from benchmarks.data import command as data
 from benchmarks.elastic import command as elastic
 from benchmarks.ending import clean_up_when_terminated
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "verdict": verdict.main,
     "monitor": monitor.main,
     "elastic": elastic.main,
+    "sparse": sparse.main,
 }
 
 

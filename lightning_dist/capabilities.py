@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 
-from lightning_dist.config import ElasticConfig, ParallelConfig, RecomputeConfig, SyncConfig, TopologyConfig
+from lightning_dist.config import (
+    ElasticConfig,
+    ParallelConfig,
+    RecomputeConfig,
+    SparseConfig,
+    SyncConfig,
+    TopologyConfig,
+)
 from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
+_GATHERING = ("zero1", "zero2", "zero3")
 _LOSSY = ("int8", "onebit", "topk", "powersgd")
 _BIASED = ("int8", "nearest")
 _OF_CODECS = {"rounding": ("int8",), "ratio": ("topk",), "error_feedback": _LOSSY, "warmup_steps": _LOSSY}
@@ -115,6 +123,11 @@ def without_effect(
     ]
     if sync.powersgd != SyncConfig().powersgd and sync.algorithm != "powersgd":
         said.append(f"sync.powersgd has no effect with sync.algorithm={sync.algorithm}; write sync=powersgd")
+    if sync.gathers != "same" and (parallel.mode not in _GATHERING or num_hosts == 1):
+        said.append(
+            f"sync.gathers={sync.gathers} has no effect with parallel.mode={parallel.mode} on {num_hosts} host(s): "
+            "no parameters cross between hosts; write sync.gathers=same"
+        )
     if not sync.error_feedback and (loses in ("onebit", "topk", "powersgd") or (sync.codec, sync.rounding) == _BIASED):
         said.append(
             f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, "
@@ -127,6 +140,11 @@ def without_effect(
         )
     if topology.probe.refresh and not topology.probe.enabled:
         said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
+    if sync.sparse != SparseConfig() and parallel.mode != "ddp":
+        said.append(
+            f"sync.sparse has no effect with parallel.mode={parallel.mode}, which takes no sparse embeddings; "
+            "write parallel=ddp"
+        )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
     return (*said, *_parallel_without_effect(parallel, device_type=device_type), *_recompute_without_effect(recompute))

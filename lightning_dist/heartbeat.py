@@ -8,6 +8,7 @@ by itself says nothing of training.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from lightning_dist.elastic.detect.last_words import leave_words
 from lightning_dist.elastic.detect.phases import Phase
 from lightning_dist.elastic.detect.pulse import Pulse
 from lightning_dist.elastic.detect.release import ReleaseWatch
+from lightning_dist.restarting import GoingOn, go_on_elsewhere
 
 
 class Heartbeat(pl.Callback):
@@ -31,7 +33,8 @@ class Heartbeat(pl.Callback):
 
     :class:`~lightning_dist.strategy.HierDistStrategy` adds it by itself. Add it to a Trainer with another strategy,
     such as Lightning's ``ddp``: else a rank that hangs there looks healthy. What counts as a hang is said by the
-    options ``elastic.start_s``, ``hang_floor_s``, ``hang_factor``, ``save_s`` and ``validation_s``.
+    options ``elastic.start_s``, ``hang_floor_s``, ``hang_factor``, ``save_s`` and ``validation_s``. With it, a run that
+    was started again goes on from its newest checkpoint in storage there, too.
     """
 
     def __init__(self) -> None:
@@ -39,6 +42,7 @@ class Heartbeat(pl.Callback):
         self._release: ReleaseWatch | None = None
         self._patches = Patches()
         self._freed: str | None = None  # why, and from which operation
+        self._going_on: GoingOn | None = None  # where the strategy does not see to it
 
     @property
     def pulse(self) -> Pulse | None:
@@ -54,6 +58,8 @@ class Heartbeat(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """The ranks have met."""
+        if stage == "fit" and self._going_on is None:
+            self._going_on = go_on_elsewhere(trainer, os.environ)
         self.open()
         pulse = self._pulse
         if pulse is None:
@@ -67,6 +73,11 @@ class Heartbeat(pl.Callback):
             self._release = ReleaseWatch(pulse.cell, round=pulse.round, free=functools.partial(self._free, pulse, run))
             self._patches.replace(trainer, "save_checkpoint", functools.partial(_saving, pulse))
         self._enter(Phase.LOADING)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """All callbacks are set up: where their checkpoints go is left for the next start."""
+        if self._going_on is not None:
+            self._going_on.leave_trail()
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -125,6 +136,7 @@ class Heartbeat(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Leave word of what has happened; Lightning calls no teardown then."""
+        self._going_on = None
         pulse = self._pulse
         if pulse is None:
             return
@@ -138,6 +150,7 @@ class Heartbeat(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """What the script does now is its own affair. Safe to call twice."""
+        self._going_on = None
         self._enter(Phase.DONE)
         self._close(trainer)
 

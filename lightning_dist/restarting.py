@@ -17,13 +17,14 @@ import os
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_dist.checkpoint.catalog import survey
@@ -31,7 +32,7 @@ from lightning_dist.checkpoint.lineage import Lineage, step_of
 from lightning_dist.checkpoint.storage import open_folder
 from lightning_dist.config.checks import is_url
 from lightning_dist.elastic import trail
-from lightning_dist.elastic.launched import Launched
+from lightning_dist.elastic.launched import Launched, launched
 from lightning_dist.elastic.trail import Trail
 from lightning_dist.errors import CheckpointError, StorageError
 from lightning_dist.resized import FollowsSize
@@ -189,6 +190,31 @@ class GoingOn:
         if begun_s is None and self._launched.agent is None and "TORCHELASTIC_RUN_ID" in os.environ:
             begun_s = trail.started_s(os.getppid())
         return Lineage(self._launched.run, math.inf if begun_s is None else begun_s, self._launched.owns_name)
+
+
+def go_on_elsewhere(trainer: pl.Trainer, environ: Mapping[str, str]) -> GoingOn | None:
+    """Let a fit go on under a strategy that is not ours; from storage, since nothing is kept in memory there.
+
+    For the ``setup`` of a callback. Every rank calls it. Where a strategy of ours sees to it, or another callback has
+    done so, there is nothing to do.
+
+    Args:
+        trainer: About to fit.
+        environ: Says who has started this process.
+    """
+    strategy: Any = trainer.strategy
+    has_begun = "resume_start" in vars(trainer._checkpoint_connector)
+    if trainer.state.fn != TrainerFn.FITTING or hasattr(strategy, "run_context") or has_begun:
+        return None
+
+    def first_of(own: Any) -> Any:
+        said = (strategy.broadcast(own, rank) for rank in range(trainer.world_size))
+        return next((each for each in said if each is not None), None)
+
+    ways = Ways(strategy.broadcast, first_of, lambda *_: None, is_first_of_host=trainer.local_rank == 0)
+    going_on = GoingOn(trainer, launched(environ), ways)
+    going_on.begin()
+    return going_on
 
 
 def checkpoint_folder(trainer: pl.Trainer) -> str:

@@ -25,6 +25,7 @@ from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
 from lightning_dist.build.shares import to_read
 from lightning_dist.build.stage_shards import open_stage_shard_links, shard_stages
+from lightning_dist.build.tables import TableService, describe_tables, open_tables
 from lightning_dist.build.tensor import (
     average_parts,
     describe_split,
@@ -39,6 +40,7 @@ __all__ = [
     "RunContext",
     "SaveStarted",
     "Saved",
+    "TableService",
     "average_parts",
     "average_stages",
     "cut_into_stages",
@@ -46,6 +48,7 @@ __all__ = [
     "describe_boundaries",
     "describe_shards",
     "describe_stages",
+    "describe_tables",
     "describe_split",
     "find_kept",
     "find_own_kept",
@@ -61,6 +64,7 @@ __all__ = [
     "open_sparse_average",
     "open_stage_links",
     "open_stage_shard_links",
+    "open_tables",
     "open_tensor_links",
     "pipeline_size",
     "place_ranks",

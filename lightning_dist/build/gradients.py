@@ -9,6 +9,7 @@ import torch
 
 from lightning_dist.build.feedback import feedback_of
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
+from lightning_dist.build.tables import TableService
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
@@ -83,6 +84,7 @@ def open_sparse_average(
     *,
     sync: SyncConfig,
     announce: Callable[[str], None],
+    tables: TableService | None = None,
 ) -> SparseAverage | None:
     """Lanes and groups for the module's sparse gradients, if it has any; every rank calls it.
 
@@ -92,14 +94,18 @@ def open_sparse_average(
         all_reduce: How tables travel of which most rows have gradients.
         sync: Options.
         announce: Says which way each table goes, and why.
+        tables: What is dealt to the ranks instead.
     """
-    if not has_sparse_gradients(module):
+    if not has_sparse_gradients(module, but={} if tables is None else tables.tables.by_parameter):
         return None
     crosses = run.cluster.num_hosts > 1
     link = run.cluster.links.get(Tier.WORLD if crosses else Tier.HOST)
+    given = sync.sparse.dense_above
+    if given is None and sync.codec != "same":
+        given = 1.0  # rows cross as they are; a whole table would be encoded
     limit = partial(
         limit_of,
-        given=sync.sparse.dense_above,
+        given=given,
         rate_bytes_per_s=link.bandwidth_bytes_per_s if link is not None else None,
         crosses=crosses,
     )

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from lightning_dist.build.groups import GroupMaker, mode_of
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.comm.agreement import Agreement
+from lightning_dist.comm.codecs import gathers_of
 from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import CombinationError, PlacementError
 from lightning_dist.gradsync.sparse import has_sparse_gradients
@@ -72,6 +73,7 @@ def open_shard_links(
             operation=run.operation,
             groups=groups.made,
             brings_values=tensor is None,
+            gathers=gathers_of(sync) if cluster.num_hosts > 1 else None,
         )
 
 

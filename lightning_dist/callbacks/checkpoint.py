@@ -32,6 +32,7 @@ from lightning_dist.folder_io import FolderCheckpointIO
 from lightning_dist.modes import Mode, Setting, checkpoints
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.planning.save_interval import Measured, SavePace
+from lightning_dist.restarting import GoingOn, go_on_elsewhere
 from lightning_dist.state_strategy import StateStrategy
 
 _KNOWN = (
@@ -50,7 +51,8 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
     """``ModelCheckpoint`` whose checkpoints are folders, into which all ranks write while training goes on.
 
     Under :class:`~lightning_dist.strategy.HierDistStrategy` it says how that writes, unless the strategy was told;
-    under Lightning's own ``ddp`` it writes itself, and folders can be resumed from. ``save_last=True`` is a link
+    under Lightning's own ``ddp`` it writes itself, folders can be resumed from, and a run that ``hierdist launch`` or
+    torchrun has started again goes on from the newest by itself. ``save_last=True`` is a link
     on disk, which moves once the checkpoint is committed. What each checkpoint took is logged as ``checkpoint/...`` on
     rank 0, in the first step after it is committed.
 
@@ -97,9 +99,12 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         self._saver: build.CheckpointSaver | None = None
         self._mode: Mode | None = None
         self._logged: build.Saved | None = None
+        self._going_on: GoingOn | None = None  # where the strategy does not see to it
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Get ready to write; every rank."""
+        """Get ready to write, and to go on; every rank."""
+        if stage == "fit" and self._going_on is None:
+            self._going_on = go_on_elsewhere(trainer, os.environ)
         super().setup(trainer, pl_module, stage)
         strategy = trainer.strategy
         if isinstance(strategy, StateStrategy):
@@ -145,6 +150,11 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
         self._mode = Mode(setting, pl_module)
         checkpoints.refuse(trainer, self._mode, self._config)
         self._saver = build.open_checkpoint_saver(run, self._config, agreement)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """All callbacks are set up: where their checkpoints go is left for the next start."""
+        if self._going_on is not None:
+            self._going_on.leave_trail()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin to measure."""
@@ -198,7 +208,7 @@ class AsyncShardedCheckpoint(ModelCheckpoint):
 
     def _close(self) -> None:
         opened = (self._saver, self._mode.setting.agreement if self._mode is not None else None, self._run)
-        self._saver = self._mode = self._run = None
+        self._saver = self._mode = self._run = self._going_on = None
         for part in opened:
             if part is not None:
                 part.close()

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from lightning_dist.comm.codecs import Codec
+from lightning_dist.comm.codecs.codec import store
 from lightning_dist.comm.collectives import Collectives
-from lightning_dist.comm.feedback import Account, Feedback
+from lightning_dist.comm.feedback import Account, Feedback, Place
 from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.hop_lanes import HopLane, LaneOpening, open_hop_lanes
 from lightning_dist.comm.lanes import Pipeline, Step, StreamPipeline, ThreadPipeline
@@ -41,8 +42,7 @@ class HierarchicalScatter:
         chunk_bytes: A rank's segments travel in chunks of at most this size together, in bytes.
         parts: Global ranks group by group, each rank once; shard i of a group belongs to its member i. All ranks in one
             group, in their order, if not given.
-        codec: What sums cross the top leg in, if that leg leaves the host; ``None`` sends values as they are. Gathered
-            values always cross as they are.
+        codec: What sums cross the top leg in, if that leg leaves the host; ``None`` sends values as they are.
         shares_memory: Whether ranks of one host exchange through shared memory, on CPU and where a handshake shows
             that they share it; over process groups else.
         feedback: What is owed of what is sent; ``None``: nothing is lost on the way.
@@ -63,6 +63,7 @@ class HierarchicalScatter:
         feedback: Feedback | None = None,
     ) -> None:
         self.feedback = feedback
+        self.codec = codec
         self._device = device
         self._events = collectives.events
         self._chunk_bytes = chunk_bytes
@@ -83,6 +84,7 @@ class HierarchicalScatter:
         self._index = self._members.index(collectives.rank)
         self._size = len(self._members)
         self._sequence = 0
+        self._leaves_host = cluster.restricted_to(self._members).num_hosts > 1
         self._scatter_pipeline = self._pipeline(self._lanes.scatter)
         self._gather_pipeline = self._pipeline(self._lanes.gather)
         self._signatures = {
@@ -171,13 +173,24 @@ class HierarchicalScatter:
         self._run(self._scatter_pipeline, self._lanes.scatter, rows.shape[1], columns, start, finish, end, future)
         return future
 
-    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, *, name: str = "") -> Future[torch.Tensor]:
+    def all_gather(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        *,
+        name: str = "",
+        codec: Codec | None = None,
+        account: Account | None = None,
+    ) -> Future[torch.Tensor]:
         """Begin to give every member everybody's shard; all members call it, in one order.
 
         Args:
             output: Group size x n elements, contiguous; receives shard i in place i.
             tensor: n elements of the same type, this rank's shard; may be a view of ``output``.
             name: What is gathered, as in :meth:`reduce_scatter`.
+            codec: Values travel encoded by it, where they leave the host, and arrive as decoded on every member, the
+                one that gave them too.
+            account: Of the tensor whose mean is gathered, where what is lost of it is kept.
 
         Returns:
             A future of ``output``.
@@ -186,19 +199,30 @@ class HierarchicalScatter:
         if target.data_ptr() != output.data_ptr():
             raise ValueError("all_gather writes into output, which must be contiguous")
         asked = f"everybody's {amount_of(tensor)}{name and f' of {name}'}"
-        row = tensor.reshape(1, -1)
+        row, everyone = tensor.reshape(1, -1), tuple(range(self._size))
         future, tag = self._agreed("all_gather", asked), tag_of(asked)
         columns = self._columns(target)
+        if not self._leaves_host or (account is not None and account.is_exact):
+            codec = None
+        if codec is not None and not codec.applies_to(target.dtype):
+            codec = None
 
         def start(piece: slice) -> Segments:
             keep_for_current_stream(row)
-            attributes = {"chunk": piece.start // columns}
-            everyone = tuple(range(self._size))
-            return Segments((self._index,), row[:, piece], attributes, tag, target[:, piece], everyone)
+            mine, goal, attributes = row[:, piece], target[:, piece], {"chunk": piece.start // columns}
+            if codec is None:
+                return Segments((self._index,), mine, attributes, tag, goal, everyone)
+            first = self._index * row.shape[1] + piece.start
+            place = Place("sum", (first,), first + mine.shape[1], float(self._size))
+            encoded = codec.encode(mine.float()) if account is None else account.encode(codec, mine, place)
+            arriving = encoded.new_empty(self._size, encoded.shape[1])
+            return Segments((self._index,), encoded, attributes, tag, arriving, everyone, piece=goal)
 
         def finish(segments: Segments) -> None:
             keep_for_current_stream(segments.rows)
             segments.arrive()
+            if codec is not None and segments.piece is not None and segments.goal is not None:
+                store(codec.decode(segments.goal, segments.piece.shape[1]), segments.piece)
 
         def end() -> None:
             future.set_result(output)

@@ -45,6 +45,7 @@ class Segments:
         final: The destinations of ``goal``, ascending.
         sequence: Number of the operation, counted alike on all ranks.
         trace: Where the rows come from; ``None``: nothing is kept of them.
+        piece: [len(final), values]: where ``goal`` is wanted in the end, decoded; ``None``: it is no code.
     """
 
     destinations: tuple[int, ...]
@@ -55,6 +56,7 @@ class Segments:
     final: tuple[int, ...] = ()
     sequence: int = 0
     trace: Trace | None = None
+    piece: torch.Tensor | None = None
 
     def of(self, destinations: Sequence[int]) -> torch.Tensor:
         """[len(destinations), columns]: some rows, as they lie where they lie evenly, else copied."""

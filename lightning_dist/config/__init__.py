@@ -35,6 +35,7 @@ from lightning_dist.config.resolve import from_mapping, resolve, resolve_options
 from lightning_dist.config.sparse import SparseConfig
 from lightning_dist.config.sync import (
     CODECS,
+    GATHERS,
     ROUNDINGS,
     SHARED_MEMORY_CHOICES,
     SYNC_ALGORITHMS,
@@ -53,6 +54,7 @@ __all__ = [
     "ELASTIC_PRESETS",
     "EPOCHS",
     "ElasticConfig",
+    "GATHERS",
     "LAST_BATCHES",
     "LOSS_REDUCTIONS",
     "MIB",

@@ -12,6 +12,7 @@ from lightning_dist.errors import CombinationError
 SYNC_ALGORITHMS = ("flat", "hierarchical", "powersgd")
 CODECS = ("same", "bf16", "int8", "onebit", "topk")
 ROUNDINGS = ("nearest", "stochastic")
+GATHERS = ("same", "int8")
 SHARED_MEMORY_CHOICES = ("auto", "off")
 
 
@@ -33,6 +34,8 @@ class SyncConfig:
             is sent next. It takes the memory of fp32 gradients once a host (``powersgd``: a rank), and once more over
             all ranks.
         warmup_steps: So many synchronisations are exact before the first in which something is lost.
+        gathers: How parameters of ``zero1``, ``zero2`` and ``zero3`` cross between hosts: ``same`` as they are, or
+            ``int8``. Each rank keeps its shard, and steps it, exact.
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
         chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
             overlap.
@@ -50,6 +53,7 @@ class SyncConfig:
     ratio: float = 0.01
     error_feedback: bool = True
     warmup_steps: int = 0
+    gathers: str = "same"
     bucket_bytes: int = 8 * MIB
     chunk_bytes: int = 2 * MIB
     max_in_flight: int = 4
@@ -63,6 +67,7 @@ class SyncConfig:
         check_choice("sync.codec", self.codec, CODECS)
         check_choice("sync.rounding", self.rounding, ROUNDINGS)
         check_range("sync.ratio", self.ratio, low=1e-6, high=0.499, unit="of all values")
+        check_choice("sync.gathers", self.gathers, GATHERS)
         check_flags("sync", self)
         check_count("sync.warmup_steps", self.warmup_steps, low=0, unit="synchronisations")
         check_choice("sync.shared_memory", self.shared_memory, SHARED_MEMORY_CHOICES)
@@ -85,4 +90,6 @@ SYNC_PRESETS: dict[str, SyncConfig] = {
     "onebit": SyncConfig(codec="onebit", warmup_steps=100),
     "topk": SyncConfig(codec="topk"),
     "powersgd": SyncConfig(algorithm="powersgd"),
+    "auto": SyncConfig(sparse=SparseConfig(exchange="auto")),
+    "parameter_server": SyncConfig(sparse=SparseConfig(exchange="parameter_server")),
 }

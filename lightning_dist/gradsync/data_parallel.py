@@ -92,6 +92,22 @@ class DataParallel(DistributedDataParallel):
             super()._sync_buffers()  # type: ignore[no-untyped-call]
 
 
+def keep_from_reducer(module: nn.Module, names: Iterable[str]) -> None:
+    """Leave the gradients of some parameters, and their first values, to somebody else; before the module is wrapped.
+
+    Args:
+        module: To be wrapped.
+        names: Of the parameters; those named before are the reducer's again.
+    """
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, list(names))
+
+
+def has_parameters_for_reducer(module: nn.Module) -> bool:
+    """Whether any parameter that trains is left to the reducer."""
+    kept = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    return any(parameter.requires_grad and name not in kept for name, parameter in module.named_parameters())
+
+
 class _KeptBuckets:
     """A reducer that is never told to make its buckets anew, which DDP does before the second forward (torch 2.13).
 

@@ -191,11 +191,13 @@ class PartAverage:
         shard = flat.new_empty(flat.numel() // self._size)
         total = bucket.sum = torch.empty_like(flat)
 
-        def hand_out() -> None:
-            self._handing_out.append(self._scatter.all_gather(total, shard))
-
         feedback, origin = self._scatter.feedback, bucket.origin
         account = None if feedback is None or origin is None else feedback.enter(origin, flat)
+
+        def hand_out() -> None:
+            codec = None if account is None else self._scatter.codec
+            self._handing_out.append(self._scatter.all_gather(total, shard, codec=codec, account=account))
+
         self._summing.append(self._scatter.reduce_scatter(shard, flat, mean=True, then=hand_out, account=account))
 
     def _trace(self) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
 from lightning_dist import build
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.errors import CombinationError
-from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
 from lightning_dist.gradsync.powersgd import LowRankFeedback
 from lightning_dist.gradsync.sparse import SparseAverage
-from lightning_dist.modes.mode import Mode
+from lightning_dist.modes.mode import Mode, unwrapped
+from lightning_dist.modes.served import ServedHeld, ServedState
+from lightning_dist.parallel.held_state import HeldState
+from lightning_dist.topology.layout import Axes, Layout
 
 
 class DataParallelMode(Mode):
@@ -27,6 +33,9 @@ class DataParallelMode(Mode):
     _all_reduce: HierarchicalAllReduce | None = None
     _low_rank: LowRankFeedback | None = None
     _sparse: SparseAverage | None = None
+    _tables: build.TableService | None = None
+    _served_state: ServedState | None = None
+    _accumulates = False
     _buffers_due = False
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
@@ -40,18 +49,42 @@ class DataParallelMode(Mode):
                 "sync=powersgd with precision=16-mixed: what is owed of gradients is in units of a loss scale that "
                 "changes; write precision=bf16-mixed, or sync=bf16"
             )
+        self._serve(trainer)
         self._sparse = build.open_sparse_average(
-            run, self.module, self._all_reduce, sync=self.setting.sync, announce=self.setting.announce
+            run,
+            self.module,
+            self._all_reduce,
+            sync=self.setting.sync,
+            announce=rank_zero_info,
+            tables=self._tables,
         )
         if run.cluster.world_size > 1:
             said = build.describe(run, self._all_reduce, module=self.module, low_rank=self._low_rank)
             self.setting.announce(said)
         return self.rewrap()
 
+    def _serve(self, trainer: pl.Trainer) -> None:
+        """Deal large tables to the ranks, before the optimizers are made, which then step what a rank has of them."""
+        self._tables = build.open_tables(self.setting.run, self.module, self.setting.sync)
+        if self._tables is None:
+            return
+        averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+        if averaging:
+            raise CombinationError(
+                f"{averaging[0]} averages whole tables, and sync.sparse.exchange={self.setting.sync.sparse.exchange} "
+                "deals them to ranks: write sync.sparse.exchange=rows"
+            )
+        self._served_state = ServedState(self.module, self._tables, self.setting.run.rank)
+        served = self._tables.tables.by_parameter
+        keep_from_reducer(self.module, [name for name, value in self.module.named_parameters() if value in served])
+        rank_zero_info(build.describe_tables(self._tables, self.setting.sync))
+
     def rewrap(self) -> nn.Module:
         """Wrap it for the parameters that want gradients now."""
         assert self._all_reduce is not None
         setting = self.setting
+        if self._tables is not None and not has_parameters_for_reducer(self.module):
+            return self.module  # torch refuses to wrap what has no gradients to reduce
         self._wrapped = None  # the old wrapper's autograd hooks end with it
         self._wrapped = build.wrap_data_parallel(
             self.module,
@@ -74,7 +107,9 @@ class DataParallelMode(Mode):
     @property
     def needs_rewrap(self) -> bool:
         """The reducer has buckets for what wanted gradients when it was made."""
-        return self._wrapped is not None and not self._wrapped.is_current
+        if self._wrapped is None:
+            return self._tables is not None and has_parameters_for_reducer(self.module)
+        return not self._wrapped.is_current
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """Prepare the reducer, which under manual optimization does not see the forward's end."""
@@ -82,16 +117,39 @@ class DataParallelMode(Mode):
             prepare_for_backward(self._wrapped, loss)
 
     def after_backward(self) -> None:
-        """Flush the reducer after the first backward of a static graph under manual optimization."""
+        """Exchange what the reducer does not know of; and flush it after the first backward of a static graph under
+        manual optimization.
+        """
+        if self._tables is not None:
+            tables = self._tables.tables
+            tables.settle() if self._accumulates else tables.exchange()
         if self._wrapped is None:
             return
         if not self.module.automatic_optimization:
             self._wrapped.flush_static_graph()
         self._wrapped.finish_backward()
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """The reducer's own."""
-        return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """The reducer's own, and the same for tables."""
+        self._accumulates = True
+        try:
+            with nullcontext() if self._wrapped is None else self._wrapped.no_sync():
+                yield
+        finally:
+            self._accumulates = False
+
+    def begin_batch(self, batch_idx: int) -> None:
+        """The step before is over; other ranks may look up what it has made of this one's rows."""
+        self._publish()
+
+    def end_training(self) -> None:
+        """So is the last one."""
+        self._publish()
+
+    def _publish(self) -> None:
+        if self._tables is not None:
+            self._tables.tables.publish()
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """Bring buffers to rank 0's state once in a fit, as a wrapped forward would at each batch.
@@ -99,6 +157,7 @@ class DataParallelMode(Mode):
         Weight averaging swaps its values in after this, so that it waits for the first batch if all ranks surely have
         one.
         """
+        self._publish()
         agreement = self.setting.agreement
         if self._wrapped is None or agreement is None or not self._wrapped.syncs_buffers:
             return
@@ -122,15 +181,58 @@ class DataParallelMode(Mode):
         """End the lanes."""
         if self._all_reduce is not None:
             self._all_reduce.abort(reason)
+        if self._tables is not None:
+            self._tables.abort(reason)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Values of tables that are dealt on rank 0 only."""
+        return make() if self._served_state is None else self._served_state.state_dict_of(make, keep=True)
+
+    def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        """The same of what optimizers keep beside them."""
+        state = make(optimizer)
+        if self._served_state is None:
+            return state
+        return self._served_state.optimizer_state(unwrapped(optimizer), state)
+
+    def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Each rank keeps what belongs to its rows."""
+        served = self._served_state
+        if served is None:
+            return states
+        pairs = zip(map(unwrapped, optimizers), states, strict=False)
+        return [served.optimizer_state_to_load(optimizer, state) for optimizer, state in pairs]
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """Of tables that are dealt, this rank's rows."""
+        return nullcontext() if self._served_state is None else self._served_state.as_held()
+
+    def held_state(self) -> HeldState:
+        """Rows of tables that are dealt, and all else whole."""
+        if self._tables is None:
+            return super().held_state()
+        cluster, rank = self.setting.run.cluster, self.setting.run.rank
+        layout = Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size))
+        return ServedHeld(self.module, layout, rank, self._tables.tables.by_parameter)
+
+    # -- ending -------------------------------------------------------------------------------------------------------
 
     def release(self, *, failed: bool) -> None:
-        """Drop the wrapper."""
+        """Drop the wrapper; gather tables on each rank, unless others may be gone."""
         self._wrapped = None
+        served, self._served_state = self._served_state, None
+        if self._tables is not None and served is not None:
+            self._publish()
+            served.release()
+            self._tables.release(failed=failed)
+            keep_from_reducer(self.module, ())
 
     def close(self) -> None:
         """Close lanes and groups."""
-        opened = (self._all_reduce, self._sparse)
-        self._all_reduce = self._sparse = None
+        opened = (self._all_reduce, self._sparse, self._tables)
+        self._all_reduce = self._sparse = self._tables = None
         for part in opened:
             if part is not None:
                 part.close()

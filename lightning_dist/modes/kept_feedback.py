@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.storage import Folder
@@ -13,6 +15,15 @@ from lightning_dist.modes.mode import Mode
 FEEDBACK = "feedback/"
 WINDOW = "feedback_window"
 """Of a checkpoint's record: how many times gradients had been synchronised."""
+
+
+def warn_of_lost_feedback(mode: Mode) -> None:
+    """Say that a file for all ranks does not hold what is owed, if anything is."""
+    if mode.feedback is not None and mode.setting.sync.error_feedback:
+        rank_zero_warn(
+            f"checkpoint=full does not hold what sync.codec={mode.setting.sync.codec} has lost and is to send still: a "
+            "run that goes on from it has lost it for good; write checkpoint=sharded or checkpoint=async_sharded"
+        )
 
 
 def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collection[str]) -> None:

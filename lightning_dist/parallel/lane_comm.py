@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.futures import Future
 
+from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.scattered import HierarchicalScatter
 
 
@@ -48,10 +49,18 @@ class LaneAllGather(_Allocates, AllGather):
     Args:
         scatter_of: Process group that FSDP2 may name, and lanes over its ranks.
         name: Of what is gathered.
+        codec: How values travel where they leave the host; ``None``: as they are.
     """
 
-    def __init__(self, scatter_of: Iterable[tuple[dist.ProcessGroup, HierarchicalScatter]], *, name: str) -> None:
+    def __init__(
+        self,
+        scatter_of: Iterable[tuple[dist.ProcessGroup, HierarchicalScatter]],
+        *,
+        name: str,
+        codec: Codec | None = None,
+    ) -> None:
         self._name = name
+        self._codec = codec
         self._scatter_of = {group.group_name: scatter for group, scatter in scatter_of}
 
     def __call__(
@@ -62,7 +71,8 @@ class LaneAllGather(_Allocates, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """See FSDP2's ``AllGather``."""
-        work = FutureWork(self._scatter_of[group.group_name].all_gather(output_tensor, input_tensor, name=self._name))
+        scatter = self._scatter_of[group.group_name]
+        work = FutureWork(scatter.all_gather(output_tensor, input_tensor, name=self._name, codec=self._codec))
         if async_op:
             return work
         work.wait()

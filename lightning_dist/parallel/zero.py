@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from lightning_dist.comm.agreement import Agreement, GroupVote
+from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import broadcast_from_first, destroy
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
@@ -74,6 +75,7 @@ class ShardLinks:
         operation: Opens the seam around an operation of the default process group.
         groups: Process groups to release at the end.
         brings_values: Whether values are still to be made alike on all ranks, rank 0's.
+        gathers: How parameters travel where they leave a host; ``None``: as they are.
     """
 
     layout: Layout
@@ -89,6 +91,7 @@ class ShardLinks:
     operation: Callable[[str], AbstractContextManager[None]]
     groups: Sequence[RankGroup]
     brings_values: bool = True
+    gathers: Codec | None = None
 
     @property
     def shards(self) -> RankGroup:
@@ -309,7 +312,7 @@ def _connect(
     if links.secondary is not None and links.secondary_scatter is not None:
         scatter_of.append((links.secondary.get_group(1), links.secondary_scatter))
     for index, (group, name) in enumerate(zip(groups, names_of_groups(sharded), strict=True)):
-        group._all_gather_comm = LaneAllGather(scatter_of, name=name)
+        group._all_gather_comm = LaneAllGather(scatter_of, name=name, codec=links.gathers)
         group._reduce_scatter_comm = LaneReduceScatter(_bound(reduction, index))
         if links.mesh.size() == 1:  # FSDP2 then calls no collective
             group._all_reduce_hook = _sum_hook(reduction, index)

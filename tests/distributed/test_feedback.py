@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_dist import build
+from lightning_dist.build.groups import GroupMaker
+from lightning_dist.comm.feedback import Origin, Span
+from lightning_dist.config import SyncConfig, TopologyConfig
+from lightning_dist.events import EventStream
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.distributed.test_checkpoint_layouts import STRATEGIES, SaveAtEnd
@@ -29,6 +35,7 @@ SYNCS: dict[str, dict[str, Any]] = {
     "onebit": {"codec": "onebit", "warmup_steps": 1},
     "topk": {"codec": "topk", "ratio": 0.1},
     "flat": {"codec": "onebit", "algorithm": "flat"},
+    "gathers": {"codec": "int8", "gathers": "int8"},
 }
 SHAPES = {"first": (37, 5), "late": (300,), "never": (11,), "second": (1501,)}
 STEPS = 6
@@ -160,6 +167,43 @@ def test_other_ranks_take_over_all_that_is_owed(ranks: RankPool, tmp_path: Path,
     check(got, expected)
 
 
+def sum_and_gather(context: RankContext, sync: dict[str, Any], numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means of some tensors, handed out encoded too; all that was applied, and what this rank owes in the end."""
+    config = SyncConfig(timeout_s=20.0, **sync)
+    run = build.open_run(TopologyConfig(), config, events=EventStream(rank=context.rank), device=torch.device("cpu"))
+    scatter = GroupMaker(run, config, mode="test").scatter([range(context.world_size)], "averages")
+    n, feedback = context.world_size, scatter.feedback
+    assert feedback is not None
+    origin = Origin("all", (Span("x", 0, numel), Span(None, 0, -numel % n)), 1 / n)
+    applied, owed = torch.zeros(numel), torch.zeros(numel)
+    try:
+        for step in range(4):
+            whole = torch.zeros(numel + -numel % n)
+            whole[:numel] = torch.randn(numel, generator=torch.Generator().manual_seed(10 * context.rank + step))
+            account = feedback.enter(origin, whole)
+            shard, mean = torch.zeros(len(whole) // n), torch.zeros(len(whole))
+            scatter.reduce_scatter(shard, whole, mean=True, account=account).wait()
+            applied += scatter.all_gather(mean, shard, codec=scatter.codec, account=account).wait()[:numel]
+        for low, values in feedback.owed()["x"]:
+            owed[low : low + len(values)] += values
+        return applied, owed
+    finally:
+        scatter.close()
+        run.close()
+
+
+@pytest.mark.parametrize(("layout", "sync"), [("3+1", "onebit"), ("2+2", "topk")])
+def test_means_that_are_handed_out_encoded_are_the_same_everywhere(ranks: RankPool, layout: str, sync: str) -> None:
+    numel = 5003
+    got = ranks.run(sum_and_gather, layout=LAYOUTS[layout], args=({"chunk_bytes": 4096, **SYNCS[sync]}, numel))
+    assert all(torch.equal(applied, got[0][0]) for applied, _ in got)
+    exact = torch.zeros(numel)
+    for rank in range(len(got)):
+        for step in range(4):
+            exact += torch.randn(numel, generator=torch.Generator().manual_seed(10 * rank + step)) / len(got)
+    torch.testing.assert_close(got[0][0] + sum(owed for _, owed in got), exact, rtol=0, atol=1e-4)
+
+
 # -- going on ----------------------------------------------------------------------------------------------------------
 
 
@@ -182,11 +226,23 @@ def straight_and_resumed(context: RankContext, folder: str, name: str, sync: dic
     return [run(2), run(2, path)]
 
 
+def save_full(context: RankContext, path: str) -> None:
+    strategy = strategy_of(sync={"codec": "onebit"}, parallel={"find_unused_parameters": True})
+    trainer = trainer_on_pool(context, strategy, callbacks=[SaveAtEnd(Path(path))])
+    with pytest.warns(UserWarning, match="write checkpoint=sharded") if context.rank == 0 else nullcontext():
+        trainer.fit(FixedGradients(), loader_of([gradients_of(context.rank, 0)]))
+
+
+def test_a_file_that_does_not_hold_what_is_owed_says_so(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(save_full, layout=LAYOUTS["1+1"], args=(str(tmp_path / "full.ckpt"),))
+
+
 RESUMED = {f"{name}-{sync}": (name, SYNCS[sync]) for name in STRATEGIES for sync in SYNCS}
 
 
 @pytest.mark.parametrize(
-    ("name", "sync"), sampled(RESUMED, ["ddp-stochastic", "zero2-onebit", "hsdp-topk", "pipeline-int8"])
+    ("name", "sync"),
+    sampled(RESUMED, ["ddp-stochastic", "zero2-onebit", "zero3-gathers", "hsdp-topk", "pipeline-int8"]),
 )
 def test_a_run_that_goes_on_is_the_one_that_did_not_stop(
     ranks: RankPool, tmp_path: Path, name: str, sync: dict[str, Any]

@@ -106,8 +106,9 @@ def test_means_for_any_placement(ranks: RankPool, name: str) -> None:
         {"algorithm": "flat", "sparse": {"dense_above": 1}},
         {"sparse": {"dense_above": 0}},
         {"sparse": {"dense_above": 0.2}},
+        {"codec": "int8"},
     ],
-    ids=["flat", "whole", "rows, then whole"],
+    ids=["flat", "whole", "rows, then whole", "exact beside a codec"],
 )
 def test_other_ways(ranks: RankPool, sync: dict[str, Any]) -> None:
     check_means(ranks.run(average, layout=LAYOUTS["3+1"], args=(sync, {})))
@@ -176,12 +177,22 @@ def fit_alone(optimizer: str, world_size: int, accumulation: int) -> dict[str, t
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "dense_above", "accumulation"),
-    [("SGD", 1, 2), ("Adagrad", 1, 1), ("SparseAdam", 1, 1), ("SparseAdam", 0.5, 2)],
+    ("optimizer", "sparse", "accumulation"),
+    [
+        ("SGD", {"dense_above": 1}, 2),
+        ("Adagrad", {"dense_above": 1}, 1),
+        ("SparseAdam", {"dense_above": 1}, 1),
+        ("SparseAdam", {"dense_above": 0.5}, 2),
+        ("SGD", {"exchange": "parameter_server"}, 1),
+        ("Adagrad", {"exchange": "parameter_server"}, 2),
+        ("SparseAdam", {"exchange": "parameter_server"}, 1),
+    ],
     ids=str,
 )
-def test_training_equals_the_reference(ranks: RankPool, optimizer: str, dense_above: float, accumulation: int) -> None:
-    sync = {"sparse": {"dense_above": dense_above}}
+def test_training_equals_the_reference(
+    ranks: RankPool, optimizer: str, sparse: dict[str, Any], accumulation: int
+) -> None:
+    sync = {"sparse": sparse}
     results = ranks.run(fit, layout=FITS, args=(optimizer, sync, accumulation))
     expected = fit_alone(optimizer, len(results), accumulation)
     fresh = Words(optimizer).state_dict()

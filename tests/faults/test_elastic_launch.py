@@ -52,6 +52,18 @@ def test_ranks_that_do_not_fit_the_layout_are_not_started_again() -> None:
     assert "ranks in all must be a multiple of 2, so 2 hosts of 1 rank would fit" in end
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("how", ["heartbeat", pytest.param("sharded", marks=pytest.mark.sweep)])
+def test_lightnings_ddp_goes_on_with_a_callback_of_ours(tmp_path: Path, how: str) -> None:
+    script = str(Path(SCRIPT).with_name("killed_once.py"))
+    launched = ["-m", "lightning_dist.cli", "launch", "--host=h", "--ranks-per-host=2", "--", sys.executable, script]
+    ended = run_script([*launched, str(tmp_path), how], deadline_s=200).check()
+    begun = re.findall(r"start (\d) begins at (\d+)", ended.stdout)
+    assert sorted(begun) == [("0", "0"), ("0", "0"), ("1", "4"), ("1", "4")]
+    assert "start 2 of this run goes on after step 4" in ended.output
+    assert ended.stdout.count("ended at 8") == 2
+
+
 @pytest.mark.sweep
 def test_the_last_failure_is_the_exit_code() -> None:
     result = run_script(launch("1:1:exit", "--elastic=off"), deadline_s=DEADLINE_S)

@@ -100,6 +100,20 @@ def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: s
         result.check()
 
 
+@pytest.mark.timeout(240)
+def test_a_slow_host_is_reported_and_nothing_is_ended(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    cluster = make_cluster(2)
+    with start(cluster, [str(SCRIPTS / "slow_host.py")], cwd=tmp_path) as hosts:
+        hosts.wait_for_output(0, "host b is slow: its own work takes ", deadline_s=DEADLINE_S)
+        (tmp_path / "enough").touch()
+        results = [result.check() for result in hosts.wait(deadline_s=DEADLINE_S)]
+    printed = "".join(result.output for result in results)
+    assert "they wait for it, training goes on" in printed
+    assert "host a is slow" not in printed
+    done = re.findall(r"rank (\d) of 4 is done in round 1", printed)
+    assert sorted(done) == ["0", "1", "2", "3"]
+
+
 @pytest.mark.sweep
 @pytest.mark.timeout(300)
 def test_processes_stay_on_all_hosts(make_cluster: MakeCluster, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_dist.comm.codecs import codec_of
+from lightning_dist.config import SyncConfig
 from lightning_dist.laws import ring_reduce_scatter_bytes
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.sharded_runs import MODES
@@ -87,5 +89,36 @@ def test_a_step_sends_what_its_formula_says(
     sent = pool.run(count_step, args=(MODES[mode], accumulation), deadline_s=60)
     size_bytes = 4 * BLOCKS * (WIDTH * WIDTH + WIDTH)
     payload = passes * ring_reduce_scatter_bytes(size_bytes, len(layout))
+    for of_host in sent:
+        assert_sent(of_host, payload)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sync", "passes"),
+    [
+        ("zero2", {"codec": "int8"}, {"same": 1, "int8": 1}),
+        ("zero3", {"codec": "onebit", "warmup_steps": 1, "gathers": "int8"}, {"int8": 2, "onebit": 1}),
+        pytest.param("hsdp", {"codec": "topk"}, {"topk": 2}, marks=pytest.mark.sweep),
+        pytest.param("zero1", {"codec": "topk", "gathers": "int8"}, {"int8": 1, "topk": 1}, marks=pytest.mark.sweep),
+    ],
+)
+def test_codecs_send_what_they_claim(
+    make_cluster: Callable[..., NamespaceCluster],
+    make_pool: Callable[..., RankPool],
+    mode: str,
+    sync: dict[str, Any],
+    passes: dict[str, int],
+) -> None:
+    """Sums and, where it is asked for, gathers of parameters, each by its codec."""
+    layout = LAYOUTS["2x2"]
+    pool = make_pool(make_cluster(len(layout), rate_mbit=400), layout)
+    sent = pool.run(count_step, args=({**MODES[mode], "sync": sync}, 1), deadline_s=60)
+    values = BLOCKS * (WIDTH * WIDTH + WIDTH)
+    sizes = {"same": 4 * values}
+    for name in ("int8", "onebit", "topk"):
+        codec = codec_of(SyncConfig(codec=name))
+        assert codec is not None
+        sizes[name] = codec.encoded_bytes(values)
+    payload = sum(times * ring_reduce_scatter_bytes(sizes[name], len(layout)) for name, times in passes.items())
     for of_host in sent:
         assert_sent(of_host, payload)

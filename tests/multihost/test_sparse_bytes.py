@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_dist import build
 from lightning_dist.config import SyncConfig, from_mapping
+from lightning_dist.gradsync.parameter_server.placement import Placement
 from lightning_dist.laws import hierarchical_bytes_per_host, row_exchange_bytes_per_host
 from tests.distributed.runs import opened
 from tests.multihost.traffic import Sent, assert_sent, least_step, sent_bytes
@@ -90,3 +91,48 @@ def test_only_rows_cross(make_cluster: Callable[..., NamespaceCluster], make_poo
         assert_sent(of_host.rows, row_exchange_bytes_per_host(rows, union, WIDTH * 4 + 4, len(LAYOUT)))
         assert of_host.rows.most * 20 < dense_bytes
         assert of_host.rows.most < of_host.reducer.least
+
+
+SERVED_ROWS = 100_000
+
+
+def count_served(context: RankContext) -> tuple[str, Sent, torch.Tensor]:
+    """(host, what it sent in a step, this rank's ids) of a table that is dealt to the ranks."""
+    torch.manual_seed(0)
+    module = nn.ModuleDict({"table": nn.Embedding(SERVED_ROWS, WIDTH, sparse=True)})
+    config = from_mapping("sync", {"timeout_s": 20.0, "sparse": {"exchange": "parameter_server"}}, SyncConfig)
+    ids = zipf_ids(context.rank) % SERVED_ROWS
+    marks = []
+    with opened(context) as (run, _):
+        service = build.open_tables(run, module, config)
+        assert service is not None
+        try:
+            for _ in range(ROUNDS + 1):
+                context.barrier()
+                marks.append(sent_bytes())
+                context.barrier()
+                module["table"](ids).sum().backward()
+                service.tables.exchange()
+            context.barrier()
+            service.release(failed=False)
+        finally:
+            service.close()
+    return context.host, least_step(marks), ids
+
+
+def test_look_ups_and_gradients_cross_where_rows_are_elsewhere(
+    make_cluster: Callable[..., NamespaceCluster], make_pool: Callable[..., RankPool]
+) -> None:
+    """A host asks for rows by 8 bytes each, and gives rows of 256 and gradients with their numbers."""
+    cluster = make_cluster(len(LAYOUT), rate_mbit=400)
+    seen = make_pool(cluster, LAYOUT).run(count_served, deadline_s=60)
+    placement = Placement.of(SERVED_ROWS, len(seen))
+    host_of_rank = [host for host, _, _ in seen]
+    payload = dict.fromkeys(LAYOUT, 0)
+    for host, _, ids in seen:
+        for server in placement.server_of(ids.unique()).tolist():
+            if host_of_rank[server] != host:
+                payload[host] += 8 + WIDTH * 4 + 4
+                payload[host_of_rank[server]] += WIDTH * 4
+    for host, members in LAYOUT.items():
+        assert_sent(seen[members[0]][1], payload[host])

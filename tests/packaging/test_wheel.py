@@ -173,4 +173,4 @@ def test_application_reaches_the_groups_by_its_search_path(python: Path, app: Pa
     assert "max_in_flight: 3" in good.stdout
     bad = run("sync=hierarchic")
     assert bad.returncode != 0
-    assert "Available options in 'sync':\n\tbf16\n\tflat\n\thierarchical\n" in bad.stderr
+    assert "Available options in 'sync':\n\tauto\n\tbf16\n\tflat\n\thierarchical\n" in bad.stderr

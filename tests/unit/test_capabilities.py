@@ -28,6 +28,7 @@ SWITCHES = {"x": ["a"], "y": ["b"]}
         ({"codec": "onebit", "rounding": "stochastic"}, {}, 2, "cpu", "sync.rounding"),
         ({"ratio": 0.1}, {}, 2, "cpu", "sync.ratio"),
         ({"error_feedback": False}, {}, 2, "cpu", "sync.error_feedback"),
+        ({"gathers": "int8"}, {}, 2, "cpu", "sync.gathers"),
         ({"codec": "bf16", "warmup_steps": 3}, {}, 2, "cpu", "sync.warmup_steps"),
         ({}, {"tiers": "two_tier", "switches": SWITCHES}, 2, "cpu", "topology.switches"),
         ({}, {"probe": ProbeConfig(refresh=True)}, 2, "cpu", "topology.probe.refresh"),

@@ -26,3 +26,8 @@ def codec_of(sync: SyncConfig) -> Codec | None:
     if sync.codec not in CODECS:
         raise unknown_option("sync.codec", sync.codec, CODECS)
     return CODECS[sync.codec](sync)
+
+
+def gathers_of(sync: SyncConfig) -> Codec | None:
+    """What parameters are encoded by where they leave a host; to nearest, since nothing is kept of their errors."""
+    return Int8Codec() if sync.gathers == "int8" else None

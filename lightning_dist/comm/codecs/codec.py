@@ -70,7 +70,7 @@ def typed(encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def store(values: torch.Tensor, out: torch.Tensor) -> None:
-    """Write decoded values [n] fp32 into ``out`` [n] of any floating type; what is finite stays finite there."""
+    """Write decoded values into ``out``, of the same shape and any floating type; what is finite stays finite there."""
     if out.dtype is torch.float16:
         limit = torch.finfo(torch.float16).max
         values = values.clamp(-limit, limit)  # a NaN stays one

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
 from lightning_dist.elastic.agent.environment import template_environment
+from lightning_dist.elastic.agent.fitness import prove_fit
 from lightning_dist.elastic.agent.folder import AgentFolder, remove_abandoned
 from lightning_dist.elastic.agent.host_agent import HostAgent
 from lightning_dist.elastic.agent.host_parts import HostParts
@@ -18,11 +19,8 @@ from lightning_dist.elastic.agent.orders import TURN_S, Orders
 from lightning_dist.elastic.agent.output import Output
 from lightning_dist.elastic.agent.signals import Signals
 from lightning_dist.elastic.agent.warm import WarmProcess
-from lightning_dist.elastic.policy.events import HostUnhealthy
 from lightning_dist.elastic.session import End, Session
 
-HEARD_S = 5.0
-"""How long a host that is not fit waits for a leader to hear that, in seconds."""
 _LOOKUPS = "RES_OPTIONS"
 
 
@@ -131,11 +129,9 @@ def _short_lookups() -> Iterator[None]:
 
 def _prepare(parts: HostParts, check: Callable[[], str | None] | None) -> End | None:
     """Check the host while the template imports; how the run ends if it does so already."""
-    problem = None if check is None else check()
-    if problem is not None:
-        parts.session.tell(HostUnhealthy(parts.host, problem))
-        parts.session.told(HEARD_S)
-        return End(1, f"this host is not fit to train: {problem}")
+    unfit = None if check is None else prove_fit(parts, check)
+    if unfit is not None:
+        return unfit
     orders, template = parts.orders, parts.template
     while not template.is_ready:
         order = orders.next(TURN_S, template)

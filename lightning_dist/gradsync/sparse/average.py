@@ -7,7 +7,7 @@ crosses while the next is merged. A table of which most rows have gradients goes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -29,9 +29,16 @@ from lightning_dist.topology.hierarchy import Leg as LegPlan
 RowStep = Callable[[Travel], None]
 
 
-def has_sparse_gradients(module: nn.Module) -> bool:
-    """Whether the reducer will hand over sparse buckets for this module."""
-    return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse for m in module.modules())
+def has_sparse_gradients(module: nn.Module, *, but: Container[Tensor] = ()) -> bool:
+    """Whether the reducer will hand over sparse buckets for this module.
+
+    Args:
+        module: To be wrapped.
+        but: Parameters that are kept from it.
+    """
+    return any(
+        isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse and m.weight not in but for m in module.modules()
+    )
 
 
 @dataclass

@@ -1,4 +1,8 @@
-"""Trains eight steps, saves each other one, and kills rank 1 after the fifth if it is the first start: ``FOLDER``."""
+"""Trains eight steps, saves each other one, and kills rank 1 after the fifth if it is the first start.
+
+``killed_once.py FOLDER [HOW]``; HOW is a strategy of ours (``hierdist``), or what lets Lightning's ddp go on:
+``sharded``, the callback ``AsyncShardedCheckpoint``, or ``heartbeat``, ``Heartbeat`` beside Lightning's own callback.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,10 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from lightning_dist import AsyncShardedCheckpoint, HierDistStrategy
+from lightning_dist import AsyncShardedCheckpoint, Heartbeat, HierDistStrategy
 
 START = os.environ["TORCHELASTIC_RESTART_COUNT"]
 
@@ -41,14 +46,20 @@ class KillOnce(Callback):
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, how = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "hierdist"
+    folder_of_saves = folder / "checkpoints"
+    saves = (
+        ModelCheckpoint(folder_of_saves, every_n_train_steps=2)
+        if how == "heartbeat"
+        else AsyncShardedCheckpoint(folder_of_saves, checkpoint="sharded", every_n_train_steps=2)
+    )
     trainer = Trainer(
-        strategy=HierDistStrategy(checkpoint="sharded"),
+        strategy=HierDistStrategy(checkpoint="sharded") if how == "hierdist" else "ddp",
         accelerator="cpu",
         devices=2,
         max_steps=8,
         default_root_dir=folder,
-        callbacks=[AsyncShardedCheckpoint(folder / "checkpoints", every_n_train_steps=2), KillOnce()],
+        callbacks=[saves, KillOnce(), *([Heartbeat()] if how == "heartbeat" else [])],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -1,0 +1,174 @@
+"""Tables dealt to the ranks: their servers, how these find each other, and whole tables from all ranks' rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+from torch import Tensor, nn
+
+from lightning_dist.build.run import RunContext
+from lightning_dist.comm.collectives import RankGroup
+from lightning_dist.comm.groups import destroy, make_group
+from lightning_dist.config import SyncConfig
+from lightning_dist.errors import CombinationError
+from lightning_dist.gradsync.parameter_server import ServedTables, tables_to_serve
+from lightning_dist.gradsync.parameter_server.client import RowClient, ServedTable
+from lightning_dist.gradsync.parameter_server.server import RowServer
+from lightning_dist.gradsync.parameter_server.shard import Shard
+from lightning_dist.topology.addresses import own_address
+
+_SECRET_BYTES = 32
+
+
+class TableService:
+    """The served tables of a module with their servers, from opening to :meth:`close`; every rank makes it.
+
+    Args:
+        run: Who sits where, and the seam.
+        embeddings: Name -> module, whole; the same on all ranks.
+        timeout_s: Deadline of each wait, in seconds.
+
+    Attributes:
+        tables: What the mode calls.
+    """
+
+    def __init__(self, run: RunContext, embeddings: Mapping[str, nn.Embedding], *, timeout_s: float) -> None:
+        self._run = run
+        ranks = tuple(range(run.cluster.world_size))
+        tier = run.cluster.tier_of(ranks).value
+        group = make_group(ranks, rank=run.rank, label="tables", tier=tier, timeout_s=timeout_s)
+        assert group is not None, "every rank is in it"
+        self._group: RankGroup = group
+        self.tables = ServedTables(
+            embeddings,
+            rank=run.rank,
+            num_ranks=len(ranks),
+            make_shard=lambda values: Shard(
+                values, num_ranks=len(ranks), timeout_s=timeout_s, alarm=run.collectives.alarm
+            ),
+            operation=self._operation,
+        )
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(destroy, [group])
+            self._server, self._client = self._meet(timeout_s, on_failure)
+            on_failure.pop_all()
+        self.tables.connect(self._client)
+
+    def whole(self, served: ServedTable, local: Tensor, *, everywhere: bool = False) -> Tensor | None:
+        """A whole tensor of all ranks' rows; collective.
+
+        Args:
+            served: How it is dealt.
+            local: [rows of this rank, ...]: the table's values, or of something that is kept beside them.
+            everywhere: Whether every rank wants it; else rank 0 does, and the others get ``None``.
+        """
+        group = self._group
+        takers = [rank for rank in range(group.size) if everywhere or rank == 0]
+        takes = group.index in takers
+        local = local.detach().contiguous()
+        parts = {
+            server: local.new_empty((len(served.placement.rows_of(server)), *local.shape[1:]))
+            for server in range(group.size)
+            if takes and server != group.index
+        }
+        sends = [(taker, local) for taker in takers if taker != group.index]
+        self._run.collectives.start_exchange(sends, list(parts.items()), group, "all_gather").wait()
+        if not takes:
+            return None
+        table = local.new_empty((served.table.num_rows, *local.shape[1:]))
+        for server, part in {**parts, group.index: local}.items():
+            table[served.placement.rows_of(server)] = part
+        return table
+
+    def release(self, *, failed: bool) -> None:
+        """Make the embeddings whole again on each rank; collective unless ``failed``. Safe to call twice."""
+        weights = {served.number: weight for weight, served in self.tables.by_parameter.items()}
+        whole: dict[str, Tensor] = {}
+        if not failed:
+            for name, served in self.tables.tables.items():
+                table = self.whole(served, weights[served.number], everywhere=True)
+                assert table is not None, "every rank takes it"
+                whole[name] = table
+        self.tables.release(None if failed else whole)
+
+    def abort(self, reason: str) -> None:
+        """Free who waits here for other ranks' gradients."""
+        for served in self.tables.tables.values():
+            served.own.end(reason)
+
+    def close(self) -> None:
+        """End the server, connections and the group. Safe to call twice."""
+        self._client.close()
+        self._server.close()
+        destroy([self._group])
+
+    def _operation(self, name: str) -> AbstractContextManager[None]:
+        return self._run.collectives.operation(name, self._group)
+
+    def _meet(self, timeout_s: float, on_failure: contextlib.ExitStack) -> tuple[RowServer, RowClient]:
+        """Serve, say where, and connect to all others. Who reads the store of the run finds the secret."""
+        run, served = self._run, list(self.tables.tables.values())
+        store = run.own_store("tables")
+        if run.rank == 0:
+            store.set("secret", secrets.token_hex(_SECRET_BYTES))
+        secret = bytes.fromhex(store.get("secret").decode())
+        address = own_address(os.environ)
+        server = RowServer(
+            address,
+            secret=secret,
+            shards=[each.own for each in served],
+            tables=[each.table for each in served],
+            timeout_s=timeout_s,
+        )
+        on_failure.callback(server.close)
+        store.set(str(run.rank), json.dumps([address, server.port]))
+        keys = [str(rank) for rank in range(run.cluster.world_size)]
+        store.wait(keys, run.collectives.deadline)
+        places = [json.loads(said) for said in store.multi_get(keys)]
+        addresses = [(str(host), int(port)) for host, port in places]
+        return server, RowClient(addresses, rank=run.rank, secret=secret, timeout_s=timeout_s)
+
+
+def open_tables(run: RunContext, module: nn.Module, sync: SyncConfig) -> TableService | None:
+    """Deal the tables of a module to the ranks, as the options say; every rank calls it.
+
+    Returns:
+        ``None`` where there is none to be dealt, or one rank only.
+
+    Raises:
+        CombinationError: They are on other devices than the CPU.
+    """
+    above_bytes = sync.sparse.serves_above_bytes
+    if above_bytes is None or run.cluster.world_size == 1:
+        return None
+    embeddings = tables_to_serve(module, above_bytes=above_bytes)
+    if not embeddings:
+        return None
+    if run.device.type != "cpu":
+        raise CombinationError(
+            f"sync.sparse.exchange={sync.sparse.exchange} serves tables in host memory, and the model is on "
+            f"{run.device.type}: write sync.sparse.exchange=rows"
+        )
+    with run.collectives.opening("opening the parameter server", run.world):
+        return TableService(run, embeddings, timeout_s=sync.timeout_s)
+
+
+def describe_tables(service: TableService, sync: SyncConfig) -> str:
+    """Which tables are dealt and why, in a line each."""
+    lines = []
+    for name, served in service.tables.tables.items():
+        size_bytes = served.table.num_rows * served.table.row_bytes
+        why = "sync.sparse.exchange=parameter_server"
+        if sync.sparse.exchange == "auto":
+            limit = sync.sparse.server_above_bytes
+            why = f"{size_bytes / 1e6:,.1f} MB are more than sync.sparse.server_above_bytes={limit}"
+        shape = " x ".join(map(str, served.table.shape))
+        lines.append(
+            f"hierdist: the rows of {name}.weight ({shape}) are dealt to {served.placement.num_servers} ranks: {why}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,5 @@
+"""Tables whose rows are dealt to servers: looked up by the rows' numbers, and trained where they are."""
+
+from lightning_dist.gradsync.parameter_server.served import ServedTables, tables_to_serve
+
+__all__ = ["ServedTables", "tables_to_serve"]
