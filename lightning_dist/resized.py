@@ -63,8 +63,8 @@ class FollowsSize(pl.Callback):
         self._in_window = state.get(_IN_WINDOW)
         self._follow(trainer, self._reference)
 
-    def begin(self, trainer: pl.Trainer, ranks: int) -> None:
-        """The run was first started with so many ranks, and begins anew; before optimizers and loaders are made."""
+    def begin_resized(self, trainer: pl.Trainer, ranks: int) -> None:
+        """See :class:`~lightning_dist.restarting.ComparesSizes`."""
         self._reference = replace(_present(trainer), ranks=ranks)
         self._follow(trainer, self._reference)
 

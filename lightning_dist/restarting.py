@@ -19,7 +19,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.cloud_io import get_filesystem
@@ -35,7 +35,6 @@ from lightning_dist.elastic import trail
 from lightning_dist.elastic.launched import Launched, launched
 from lightning_dist.elastic.trail import Trail
 from lightning_dist.errors import CheckpointError, StorageError
-from lightning_dist.resized import FollowsSize
 
 _T = TypeVar("_T")
 _INTERRUPTED = "interrupted-step="
@@ -71,6 +70,14 @@ class Ways:
     first_of: Callable[[Any], Any]
     load_kept: Callable[[str, Lineage, int], tuple[str, int] | None]
     is_first_of_host: bool
+
+
+@runtime_checkable
+class ComparesSizes(Protocol):
+    """A callback to whom it matters how many ranks the run had at first (:mod:`~lightning_dist.resized`)."""
+
+    def begin_resized(self, trainer: pl.Trainer, ranks: int) -> None:
+        """The run was first started with so many ranks, and begins anew; before optimizers and loaders are made."""
 
 
 class GoingOn:
@@ -159,8 +166,8 @@ class GoingOn:
         ranks = 0 if self._trail is None else self._trail.ranks
         callbacks: list[pl.Callback] = self._trainer.callbacks  # type: ignore[attr-defined]  # made in __init__
         for callback in callbacks:
-            if ranks and isinstance(callback, FollowsSize):
-                callback.begin(self._trainer, ranks)
+            if ranks and isinstance(callback, ComparesSizes):
+                callback.begin_resized(self._trainer, ranks)
 
     def _read_kept(self, folder: str, lineage: Lineage, newer_than: int, load: Callable[[Any], None]) -> bool:
         kept = self._ways.load_kept(folder, lineage, newer_than)

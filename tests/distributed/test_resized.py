@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_dist import AsyncShardedCheckpoint, DataConfig, ShardedDataModule
 from tests.distributed.lightning_runs import adamw, odd_model, strategy_of, trainer_on_pool
@@ -91,13 +92,14 @@ class Notes(pl.Callback):
 def fit(context: RankContext, start: Start, elastic: dict[str, Any], batch_size: int, accumulation: int = 1) -> Ended:
     with started(start):
         notes = Notes()
+        kind = ModelCheckpoint if start.checkpoint == "full" else AsyncShardedCheckpoint
         config = DataConfig(batch_size=batch_size, lanes=12, shuffle_block=4)
         data = ShardedDataModule(Ids(SAMPLES), val=Ids(12), config=config)
         trainer = trainer_on_pool(
             context,
             strategy_of(parallel=start.parallel, checkpoint=start.checkpoint, elastic={"mode": "degrade", **elastic}),
             callbacks=[
-                AsyncShardedCheckpoint(start.checkpoints, every_n_train_steps=start.saves_every),
+                kind(start.checkpoints, every_n_train_steps=start.saves_every),
                 notes,
                 KilledAt(start.killed_at, start.killed_in),
             ],
@@ -162,6 +164,11 @@ RESIZES: dict[str, tuple[Any, Size, Size]] = {
     "pipeline, 2 + 2 to 2": (CUT, Size((2, 2), 4, 1, readers=2), Size((2,), 4, 2, readers=1)),
     "pipeline, 2 to 2 + 2": (CUT, Size((2,), 4, 2, readers=1), Size((2, 2), 4, 1, readers=2)),
     "pipeline, 4 to 3": (CUT_AGAIN, Size((4,), 4, 2, readers=1), Size((3,), 4, 2, readers=1)),
+    "zero2 in stages, 2 + 2 to 2": (
+        {**CUT, "mode": "zero2"},
+        Size((2, 2), 4, 1, readers=2),
+        Size((2,), 4, 2, readers=1),
+    ),
     "pipeline, 2 to 1": (CUT_AGAIN, Size((2,), 4, 2, readers=1), Size((1,), 4, 2)),
     "the same, zero3": ("zero3", TWO, TWO),
     "the same, ddp": ("ddp", TWO, TWO),
@@ -204,9 +211,12 @@ def test_the_global_batch_stays_and_so_do_the_numbers(
     assert got[0].validated_at == [step for step in expected[0].validated_at if step > kept]
 
 
-def test_a_step_that_is_saved_is_not_saved_again_in_the_middle_of_the_next(ranks: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint", ["sharded", pytest.param("full", marks=pytest.mark.sweep)])
+def test_a_step_that_is_saved_is_not_saved_again_in_the_middle_of_the_next(
+    ranks: RankPool, tmp_path: Path, checkpoint: str
+) -> None:
     """The samples of its first pass would be lost."""
-    start = Start(tmp_path / "run", checkpoint="sharded", saves_every=2)
+    start = Start(tmp_path / "run", checkpoint=checkpoint, saves_every=2)
     prepare(start)
     first, again = replace(start, killed_at=3), replace(start, round=2, killed_at=2, killed_in=1)
     for size, stopped in ((TWO, first), (ONE, again)):

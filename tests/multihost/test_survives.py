@@ -21,7 +21,7 @@ from tests.support.processes import REPO_ROOT
 PORT = 29400
 SCRIPT = REPO_ROOT / "tests" / "faults" / "scripts" / "elastic_example.py"
 SECRET = {"HIERDIST_SECRET": "of the tests, and of nobody else"}
-DEADLINE_S = 100.0
+DEADLINE_S = 150.0
 SAMPLES = 336  # 28 steps of 12: 4 ranks x 3, 3 x 2 x 2, 2 x 3 x 2
 FAULT_AFTER, HELD_AT, STEPS = 12, 35, 45
 EVEN, UNEVEN = {"a": 2, "b": 2}, {"a": 3, "b": 1}
@@ -53,6 +53,7 @@ class Drill:
             *[str(SCRIPT), "model=gpt-tiny", "data=sharded", f"data.path={text}", f"data.seq_len={RECORD_BYTES}"],
             *["data.val_fraction=0", "data.batch_size=3", "data.lanes=12", "trainer=debug", "monitor=off"],
             *["trainer.limit_val_batches=0", "trainer.detect_anomaly=false", "trainer.max_steps=2000"],
+            *["trainer.enable_progress_bar=false"],
             *["optimizer.eps=1e-3", "sample_bytes=0", "checkpoint=async_sharded", "checkpoint.every_n_steps=5"],
             *["name=survives", "elastic=degrade", "elastic.hang_floor_s=300", *self.parallel],
         ]
@@ -79,15 +80,14 @@ DRILLS = {
     "pipeline": Drill(("parallel=pipeline", "parallel.pipeline.size=2"), EVEN, readers=2),
     **{f"uneven {name}": Drill((f"parallel={name}",), UNEVEN) for name in ("ddp", "zero3")},
 }
-ALWAYS = {("rank", "zero3"), ("leader", "ddp")}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("lost", "name"),
     [
-        pytest.param(lost, name, marks=() if (lost, name) in ALWAYS else pytest.mark.sweep)
+        pytest.param(lost, name, marks=() if (lost, name) == ("leader", "zero3") else pytest.mark.sweep)
         for lost in ("rank", "host", "leader")
         for name in DRILLS
     ],
@@ -120,14 +120,14 @@ def test_the_example_survives(make_cluster: MakeCluster, tmp_path: Path, lost: s
             result.check()
     steps = read_steps(folder, readers=drill.readers)
     assert len(steps) == STEPS
-    assert check_epochs(steps, SAMPLES) == 1
+    assert check_epochs(steps, SAMPLES) == STEPS * 12 // drill.readers // SAMPLES
     assert {step.ranks for step in steps.values()} == {4} if lost == "rank" else {4, drill.ranks["ab"[left]]}
     drill.train_whole(cluster, tmp_path / "whole")
     compare(folder, tmp_path / "whole", drill.readers)
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_pipeline_over_both_hosts_waits_for_the_one_that_is_lost(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Its stages do not fit the ranks that are left, so these are not started in vain."""
     drill = Drill(("parallel=pipeline", "parallel.pipeline.size=4"), EVEN, readers=4)

@@ -62,15 +62,14 @@ def _step(lines: Iterable[dict[str, Any]], readers: int) -> Step:
 
 
 def check_epochs(steps: dict[int, Step], samples: int) -> int:
-    """Each sample is there once in each whole epoch; how many of these there were."""
+    """Each sample is there once in each whole epoch, and at most once in the last; how many whole ones there were."""
     assert list(steps) == list(range(len(steps))), "steps are missing"
     sizes = Counter(len(step.samples) for step in steps.values())
     usual = sizes.most_common(1)[0][0]
     others = {number: (len(step.samples), step.ranks) for number, step in steps.items() if len(step.samples) != usual}
     assert not others, f"steps have {usual} samples each, but for these (samples, ranks): {others}"
     names = [sample for step in steps.values() for sample in step.samples]
-    whole = len(names) // samples
-    for epoch in range(whole):
-        counted = Counter(names[epoch * samples : (epoch + 1) * samples])
-        assert len(counted) == samples, {name: count for name, count in counted.items() if count > 1}
-    return whole
+    for first in range(0, len(names), samples):
+        counted = Counter(names[first : first + samples])
+        assert set(counted.values()) == {1}, {name: count for name, count in counted.items() if count > 1}
+    return len(names) // samples

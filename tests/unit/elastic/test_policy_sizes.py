@@ -14,8 +14,8 @@ from lightning_dist.config.parallel import ParallelConfig
 from lightning_dist.config.resolve import from_mapping
 from lightning_dist.elastic.agent_folder import tell_sizes, told_sizes
 from lightning_dist.elastic.policy.actions import Say
-from lightning_dist.elastic.policy.events import Cause, HostReady, SizesTold
-from lightning_dist.elastic.policy.situation import State
+from lightning_dist.elastic.policy.events import Cause, HostReady, RoundStopped, SizesTold
+from lightning_dist.elastic.policy.situation import LastRound, State
 from lightning_dist.elastic.policy.sizes import Sizes, sizes_of
 from tests.unit.elastic.fleet import Fleet, running
 
@@ -124,3 +124,26 @@ def test_a_first_round_of_a_wrong_size_is_the_last() -> None:
     assert fleet.number == 1
     assert fleet.end.exit_code == 1
     assert "PlacementError: 3 ranks; parallel.pipeline.size=4 does not fit" in fleet.end.reason
+
+
+def test_a_host_of_another_size_does_not_join_where_all_must_be_alike() -> None:
+    fleet = running(members="ab")
+    fleet.tell(SizesTold(Sizes(alike=True, asked="parallel=hsdp")))
+    fleet.save()
+    fleet.tell(HostReady("c", 3))
+    fleet.wait(100)
+    assert (fleet.state, fleet.number) == (State.RUNNING, 1)
+    fleet.come("d")
+    assert (fleet.number, fleet.members) == (2, ("a", "b", "d"))
+
+
+@pytest.mark.parametrize(("num_ranks", "state"), [((2, 2), State.RUNNING), ((1, 1), State.WAITING)])
+def test_a_leader_that_takes_over_knows_how_many_ranks_train(num_ranks: tuple[int, int], state: State) -> None:
+    """A host with three takes the place of two with one each, and not of two with two each."""
+    fleet = Fleet(last=LastRound(4, ("a", "b"), "a", num_ranks=num_ranks))
+    fleet.tell(SizesTold(Sizes(alike=True, asked="parallel=hsdp")))
+    fleet.save()
+    fleet.away.update("ab")
+    fleet.tell(HostReady("c", 3))
+    fleet.tell(*[RoundStopped(host, 4) for host in "ab" if state is State.WAITING])
+    assert fleet.state is state
