@@ -27,7 +27,7 @@ _IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
 
 
 def refuse_combinations(
-    parallel: ParallelConfig, sync: SyncConfig, topology: TopologyConfig, recompute: RecomputeConfig
+    parallel: ParallelConfig, topology: TopologyConfig, recompute: RecomputeConfig, sync: SyncConfig | None = None
 ) -> None:
     """Refuse groups that cannot work together, whatever the cluster; before any process starts.
 
@@ -40,10 +40,19 @@ def refuse_combinations(
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
         )
-    if sync.algorithm == "powersgd" and parallel.mode != "ddp":
+    if sync is not None and sync.algorithm == "powersgd" and parallel.mode != "ddp":
         raise CombinationError(
             f"sync=powersgd with parallel={parallel.mode}: factors are of whole matrices, on ranks that all have the "
             "same; write parallel=ddp, or sync=int8, onebit or topk"
+        )
+    encoded = f"sync.codec={sync.codec}" if sync is not None and sync.codec in _LOSSY else ""
+    if sync is not None and sync.gathers != "same":
+        encoded = encoded or f"sync.gathers={sync.gathers}"
+    if parallel.splits and encoded:
+        raise CombinationError(
+            f"{encoded} with layers that are shared by ranks: values are encoded in blocks, of split and of whole "
+            "parameters, and ranks that hold the same whole one would get different values of it: write sync=bf16 or "
+            "sync=hierarchical"
         )
     if parallel.stages and recompute.mode == "budget":
         raise CombinationError(

@@ -1,4 +1,4 @@
-"""Does what the Trainer asks for fit what a launcher outside (torchrun, SLURM, an earlier Trainer) has started?
+"""Does what the Trainer asks for fit what a launcher outside (ours, torchrun, SLURM, an earlier Trainer) has started?
 
 Pure: environment variables are handed in.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lightning_dist.elastic.launched import AGENT_VARIABLE
 from lightning_dist.errors import LaunchError
 
 RANKS_VARIABLE = "HIERDIST_WORLD_SIZE"  # number of ranks that were started by running the script again
@@ -25,7 +26,11 @@ def check_environment(num_devices: int, num_nodes: int, environ: Mapping[str, st
     """
     asked = num_devices * num_nodes
     asked_text = f"the Trainer asks for devices={num_devices} x num_nodes={num_nodes} = {asked} ranks"
-    if "TORCHELASTIC_RUN_ID" in environ:
+    if AGENT_VARIABLE in environ:
+        world, local = _count(environ, "WORLD_SIZE"), _count(environ, "LOCAL_WORLD_SIZE")
+        launcher, variable = "hierdist launch", "WORLD_SIZE"
+        other = f"start it with --ranks-per-host {num_devices}"
+    elif "TORCHELASTIC_RUN_ID" in environ:
         world, local = _count(environ, "WORLD_SIZE"), _count(environ, "LOCAL_WORLD_SIZE")
         launcher, variable = "torchrun", "WORLD_SIZE"
         other = f"start torchrun with --nnodes={num_nodes} --nproc-per-node={num_devices}"

@@ -27,11 +27,11 @@ class KeepsInMemory(Protocol):
         """Whether a rank is writing one now; every rank calls it, and waits for the others."""
 
     @property
-    def kept_step(self) -> int | None:
-        """The optimizer step of the newest checkpoint that goes to memory."""
+    def begun_step(self) -> int | None:
+        """The optimizer step of the newest checkpoint that goes to memory, whatever has become of it."""
 
     def await_memory(self, timeout_s: float) -> bool:
-        """Wait until the one that goes to memory only is whole, or has failed; whether it has within the time."""
+        """Wait until the newest is whole in memory, or has failed; whether it has within the time."""
 
     def keep_in_memory(self, trainer: pl.Trainer) -> None:
         """Begin to write one."""
@@ -118,8 +118,9 @@ class MemorySnapshots(pl.Callback):
         if step == self._looked_at:  # gradients are being accumulated
             return
         self._looked_at = step
-        if self._strategy.kept_step == step:  # it has just gone to storage and to memory
+        if self._strategy.begun_step == step:  # it goes to memory, and then to storage
             self._kept = step
+            self._is_awaited = True
         elif step // every > self._kept // every and not self._is_anyone_writing():
             self._kept = step
             self._strategy.keep_in_memory(trainer)

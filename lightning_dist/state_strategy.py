@@ -147,6 +147,11 @@ class StateStrategy(RankStrategy):
         """The optimizer step of the newest checkpoint that goes to memory."""
         return None if self._saver is None else self._saver.kept_step
 
+    @property
+    def begun_step(self) -> int | None:
+        """The same, also if it has failed since; alike on all ranks."""
+        return None if self._saver is None else self._saver.begun_step
+
     def keep_in_memory(self, trainer: pl.Trainer, *, at_once: bool = False) -> None:
         """Write a checkpoint that goes to memory only; every rank calls it, between two optimizer steps.
 

@@ -123,7 +123,7 @@ class HierDistStrategy(StateStrategy):
         topology_config = resolve("topology", topology, TopologyConfig, TOPOLOGY_PRESETS)
         self.recompute_config = resolve("recompute", recompute, RecomputeConfig, RECOMPUTE_PRESETS)
         checkpoint_config = resolve("checkpoint", checkpoint, CheckpointConfig, CHECKPOINT_PRESETS)
-        refuse_combinations(parallel_config, sync_config, topology_config, self.recompute_config)
+        refuse_combinations(parallel_config, topology_config, self.recompute_config, sync_config)
         super().__init__(
             parallel_config,
             sync_config,

@@ -8,38 +8,36 @@ thread, too, and training waits for it before the next step.
 
 from __future__ import annotations
 
+import secrets
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch.optim import Optimizer
 
+from lightning_dist.build.copied_shares import Copied, CopiedShares
 from lightning_dist.build.keepers import end_keeper
 from lightning_dist.build.replicas import Mirror, Replicas, open_replicas
 from lightning_dist.build.run import RunContext
-from lightning_dist.build.shares import Share, share_of
-from lightning_dist.checkpoint import sharded
+from lightning_dist.build.writer import Writer
 from lightning_dist.checkpoint.background import stand_back
 from lightning_dist.checkpoint.before_steps import BeforeSteps
 from lightning_dist.checkpoint.host_copies import HostCopies
-from lightning_dist.checkpoint.host_pieces import Held, HostPiece, TiedTo
-from lightning_dist.checkpoint.late_copy import Late
-from lightning_dist.checkpoint.manifest import Manifest
-from lightning_dist.checkpoint.mirror import MemoryFolder
+from lightning_dist.checkpoint.manifest import TWIN, Manifest
+from lightning_dist.checkpoint.mirror import MemoryFolder, MirroredFolder
 from lightning_dist.checkpoint.objects import Encoded
-from lightning_dist.checkpoint.repeated import Repeatable, Repeater
 from lightning_dist.checkpoint.storage import Folder
-from lightning_dist.comm import watchful
 from lightning_dist.comm.agreement import Agreement
-from lightning_dist.comm.bounded import Bounded
+from lightning_dist.comm.bounded import LOOK_UP_S, Bounded
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.config import CheckpointConfig
 from lightning_dist.errors import CheckpointError, CollectiveTimeoutError, PeerLostError
 from lightning_dist.parallel.held_state import HeldTensor
+from lightning_dist.parallel.held_tensors import HeldTensors
 
 COPY = "checkpoint copy"  # names of events
 LATE_COPY = "checkpoint late copy"
@@ -47,10 +45,7 @@ COPY_WAIT = "checkpoint copy wait"
 WAIT = "checkpoint wait"
 MEMORY_WAIT = "checkpoint memory wait"
 WRITE = "checkpoint write"
-SPREAD = "checkpoint spread"
-WRITTEN = "checkpoint written"  # bytes, as they are
 
-_SMALL_BYTES = 64 << 10  # what is smaller is not worth being copied late
 _HEAD_START_S = 0.1  # at most, of the caller
 
 
@@ -88,13 +83,6 @@ class Saved:
     total_bytes: int | None
 
 
-class _Copied(NamedTuple):
-    state: dict[str, Any]  # to be written
-    layout: tuple[tuple[Any, ...], ...]  # of its tensors
-    size_bytes: int
-    late_bytes: int  # of these, what is copied late
-
-
 class _Written(NamedTuple):
     manifest: Manifest | None
     seconds: float
@@ -126,7 +114,10 @@ class CheckpointSaver:
         agreement: How ranks learn whether any of them is busy, and how slow; ``None`` for one rank.
 
     Attributes:
+        held: Describes the tensors of saves.
+        known: What objects of saves into memory refer to; see :func:`lightning_dist.checkpoint.objects.encode`.
         kept_step: The optimizer step of the newest checkpoint that goes to memory; ``None`` if that has failed.
+        begun_step: The same, whether it has failed or not.
         on_committed: Called with the step of each checkpoint that is there, in the thread that wrote it.
     """
 
@@ -138,8 +129,11 @@ class CheckpointSaver:
         self._group = group
         self._agreement = agreement
         self._copies = HostCopies(run.device)
+        self._shares = CopiedShares(self._copies, run.rank, config)
         self._before_steps = BeforeSteps(self.settle)
         self._caller_is_gone = threading.Event()
+        self._is_in_memory = threading.Event()  # or has failed to come there
+        self._writer = Writer(run, group, chunk_bytes=config.chunk_bytes, intact=self._copies.complete)
         self._writing: Bounded[_Written] | None = None
         self._newest: Bounded[_Written] | None = None  # the same, until it is known as saved
         self._newest_stall_s = 0.0
@@ -147,22 +141,22 @@ class CheckpointSaver:
         self.last_started: SaveStarted | None = None
         self._newest_bytes = 0
         self._last_saved: Saved | None = None
-        self._described: list[tuple[Any, ...]] = []
-        self._share: tuple[Share, ...] = ()
         self._afterwards: list[Callable[[], None]] = []
         self._replicas: Replicas | None = None
         self._has_saved = False
         self._has_failed = False
         self._is_for_memory = False  # what is being written
-        self._repeater: tuple[Repeater, tuple[tuple[Any, ...], ...]] | None = None  # by the last plan for memory only
+        self.held = HeldTensors()
+        self.known: set[tuple[bytes, bytes]] = set()
         self.kept_step: int | None = None
+        self.begun_step: int | None = None
         self.on_committed: Callable[[int], None] = lambda step: None
         self.skipped = 0
 
     def save(
         self,
         folder: Folder | None,
-        tensors: Iterable[HeldTensor],
+        tensors: list[HeldTensor],
         objects: Mapping[str, Encoded],
         record: Mapping[str, Any],
         *,
@@ -177,7 +171,7 @@ class CheckpointSaver:
             folder: Of the checkpoint; one that is there is replaced. ``None``: it is written to memory only, and a
                 failure is a warning.
             tensors: What this rank holds, under the names of the checkpoint; the same names in the same order on ranks
-                that hold the same.
+                that hold the same. The same list is taken for the same tensors.
             objects: By names that differ between ranks where the objects do.
             record: See :class:`~lightning_dist.checkpoint.manifest.Manifest`; rank 0's counts.
             optimizers: All that change the tensors.
@@ -206,15 +200,14 @@ class CheckpointSaver:
         if self._config.snapshot == "overlapped":
             self._before_steps.watch(optimizers)
         self._caller_is_gone.clear()
-        copied = self._copied(tensors)
-        copied.state.update(objects)
+        copied = self._shares.copied(tensors, objects)
         events.span(COPY, copied_ns, size_bytes=copied.size_bytes - copied.late_bytes)
-        target = folder if mirror is None else mirror.folder
-        assert target is not None, "one of both"
         self._is_for_memory = not is_stored
+        self._is_in_memory.clear()
         if mirror is not None:
-            self.kept_step = record.get("step")
-        self._writing = Bounded(lambda: self._write(target, mirror, copied, record), name="hierdist-checkpoint")
+            self.kept_step = self.begun_step = record.get("step")
+            record = {**record, TWIN: secrets.token_hex(8)}  # the coordinator's counts
+        self._writing = Bounded(lambda: self._write(folder, mirror, copied, record), name="hierdist-checkpoint")
         if is_stored:
             self._newest, self._newest_bytes = self._writing, copied.size_bytes
         if self._config.mode == "sharded" or at_once:
@@ -301,7 +294,7 @@ class CheckpointSaver:
         warnings.warn(f"a checkpoint could not be written: {failure}", stacklevel=2)
 
     def await_memory(self, timeout_s: float) -> bool:
-        """Wait until what goes to memory only is there, or has failed, each rank for itself.
+        """Wait until what goes to memory by itself is there, or has failed, each rank for itself.
 
         Args:
             timeout_s: How long, in seconds.
@@ -312,12 +305,15 @@ class CheckpointSaver:
         Raises:
             PeerLostError: A rank has failed that it waits for.
         """
-        writing = self._writing
-        if writing is None or not self._is_for_memory or not writing.is_running:
+        if self._writing is None or self._is_in_memory.is_set():
             return True
         with self._run.events.measure(MEMORY_WAIT), self._run.collectives.activity.waiting("a checkpoint in memory"):
-            writing.ends(timeout_s, look=self._heed_alarm)
-        return not writing.is_running
+            start_s = time.monotonic()
+            while (left_s := start_s + timeout_s - time.monotonic()) > 0:
+                if self._is_in_memory.wait(min(left_s, LOOK_UP_S)):
+                    break
+                self._heed_alarm(time.monotonic() - start_s)
+        return self._is_in_memory.is_set()
 
     @property
     def is_busy(self) -> bool:
@@ -406,29 +402,6 @@ class CheckpointSaver:
         is_busy = self.is_busy
         return any(self._agreement.exchange(int(is_busy))) if self._agreement is not None else is_busy
 
-    def _copied(self, tensors: Iterable[HeldTensor]) -> _Copied:
-        held = list(tensors)
-        described = [(each.names[0], each.local.dtype, each.spread, each.holders) for each in held]
-        if described != self._described:  # the same from save to save, unless layers are frozen or thawed
-            self._share = share_of(held, self._run.rank, chunk_bytes=self._config.chunk_bytes)
-            self._described = described
-        sources = [held[mine.number].local[mine.inside] for mine in self._share]
-        late = {
-            index: Late(held[mine.number].names[0], held[mine.number].steady)
-            for index, (mine, source) in enumerate(zip(self._share, sources, strict=True))
-            if self._config.snapshot == "overlapped" and held[mine.number].steady and source.nbytes >= _SMALL_BYTES
-        }
-        copies = self._copies.take(sources, late)
-        pieces: dict[str, list[HostPiece]] = {}
-        for mine, copy in zip(self._share, copies, strict=True):
-            pieces.setdefault(mine.piece.name, []).append(HostPiece(mine.piece, copy))
-        state: dict[str, Any] = {name: Held(tuple(own)) for name, own in pieces.items()}
-        for each in held:
-            state.update(dict.fromkeys(each.names[1:], TiedTo(each.names[0])))
-        return _Copied(
-            state, tuple(described), sum(copy.nbytes for copy in copies), sum(copies[index].nbytes for index in late)
-        )
-
     def _mirror_of(self, folder: Folder | None, kept_as: str | None) -> Mirror | None:
         is_kept = self._config.replica != "off"
         if is_kept and kept_as is None:
@@ -440,74 +413,54 @@ class CheckpointSaver:
                 self._replicas = open_replicas(self._run, self._config, path)
             if self._replicas is None:
                 end_keeper(self._run, path)
-        return self._replicas.mirrored(folder, path) if self._replicas is not None else None
+        is_apart = self._config.memory_every_n_steps is not None
+        return self._replicas.mirrored(None if is_apart else folder, path) if self._replicas is not None else None
 
-    def _write(self, target: Folder, mirror: Mirror | None, copied: _Copied, record: Mapping[str, Any]) -> _Written:
+    def _write(
+        self, folder: Folder | None, mirror: Mirror | None, copied: Copied, record: Mapping[str, Any]
+    ) -> _Written:
         run = self._run
-        if not isinstance(target, MemoryFolder):  # which is to be there before the next failure, and takes little
-            stand_back()
-        self._caller_is_gone.wait(_HEAD_START_S)
-        start_ns = run.events.clock_ns()
-        if copied.late_bytes:
-            with run.events.measure(LATE_COPY, lane="checkpoint", size_bytes=copied.late_bytes):
-                self._copies.copy_rest()
-        if isinstance(target, MemoryFolder) and mirror is not None and self._save_again(mirror, copied, record):
+        try:
+            self._caller_is_gone.wait(_HEAD_START_S)
+            start_ns = run.events.clock_ns()
+            if copied.late_bytes:
+                with run.events.measure(LATE_COPY, lane="checkpoint", size_bytes=copied.late_bytes):
+                    self._copies.copy_rest()
+            is_kept = mirror is None or self._keep_first(mirror, copied, record, is_stored=folder is not None)
+        finally:
+            self._is_in_memory.set()
+        if folder is None:
             return _Written(None, (run.events.clock_ns() - start_ns) / 1e9)
-        planned: list[Repeatable] = []
-        manifest = sharded.save(
-            copied.state,
-            target,
-            rank=run.rank,
-            host=run.cluster.host_of(run.rank),
-            group=self._group.process_group,
-            record=record,
-            chunk_bytes=self._config.chunk_bytes,
-            written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
-            intact=self._copies.complete,
-            remember=planned.append,
-        )
-        if isinstance(target, MemoryFolder):
-            group = self._group.process_group if run.cluster.world_size > 1 else None
-            self._repeater = (Repeater(planned[0], rank=run.rank, group=group), copied.layout)
+        stand_back()  # not before: what memory is to have is to be there before the next failure, and takes little
+        mirrored = mirror.folder if mirror is not None and isinstance(mirror.folder, MirroredFolder) else None
+        manifest = self._writer.write(mirrored or folder, copied, record)
         end_ns = run.events.clock_ns()
         run.events.span(WRITE, start_ns, lane="checkpoint", end_ns=end_ns, size_bytes=copied.size_bytes)
-        if mirror is not None and self._replicas is not None:
-            with run.events.measure(SPREAD, lane="checkpoint"):
-                is_spread = torch.tensor(int(self._replicas.spread(mirror)))
-            group = self._group.process_group
-            assert group is not None, "ranks do not meet in shared memory for it"
-            watchful.all_reduce(is_spread, torch.distributed.ReduceOp.MIN, group, run.collectives)
-            self._settle_memory(mirror, is_spread=bool(is_spread))
-        if isinstance(step := record.get("step"), int):
-            self.on_committed(step)
+        if mirrored is not None and mirror is not None and self._replicas is not None:
+            if not self._writer.spread(self._replicas, mirror):
+                self.kept_step = None
+        elif mirror is not None and not is_kept and run.rank == 0 and self._replicas is not None:
+            self._replicas.forget_all(mirror)  # storage has something newer now
+        self._tell_committed(record)
         return _Written(manifest, (end_ns - start_ns) / 1e9)
 
-    def _settle_memory(self, mirror: Mirror, *, is_spread: bool) -> None:
-        """Older ones go, unless the loss of a host would leave nothing of this one."""
-        assert self._replicas is not None
-        if is_spread:
-            self._replicas.forget_others(mirror)
-        else:
+    def _keep_first(self, mirror: Mirror, copied: Copied, record: Mapping[str, Any], *, is_stored: bool) -> bool:
+        """What goes to memory by itself, before storage has it or without; whether there is nothing wrong with that."""
+        if not isinstance(mirror.folder, MemoryFolder) or self._replicas is None:
+            return True
+        try:
+            if not self._writer.keep(self._replicas, mirror, copied, record):
+                self.kept_step = None
+        except CheckpointError as error:
+            if not is_stored:
+                raise
             self.kept_step = None
+            if self._run.rank == 0:
+                warnings.warn(f"a checkpoint is not kept in memory: {error}", stacklevel=2)
+            return False
+        self._tell_committed(record)
+        return True
 
-    def _save_again(self, mirror: Mirror, copied: _Copied, record: Mapping[str, Any]) -> bool:
-        """Write by the plan of the save before, if there is one, and spread; whether that is a checkpoint."""
-        if self._repeater is None or self._replicas is None:
-            return False
-        run, (repeater, layout) = self._run, self._repeater
-        is_spread = repeater.save(
-            copied.state,
-            self._replicas.kept_save(mirror),
-            record=record,
-            is_same=layout == copied.layout
-            and repeater.is_for(frozenset(name for name, each in copied.state.items() if isinstance(each, Encoded))),
-            intact=self._copies.complete,
-            written=lambda size_bytes: run.events.count(WRITTEN, size_bytes, lane="checkpoint"),
-        )
-        if is_spread is None:
-            return False
-        if not is_spread:
-            self.kept_step = None
+    def _tell_committed(self, record: Mapping[str, Any]) -> None:
         if isinstance(step := record.get("step"), int):
             self.on_committed(step)
-        return True

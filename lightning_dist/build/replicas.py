@@ -147,6 +147,12 @@ class Replicas:
         except StorageError as error:
             warnings.warn(f"older checkpoints stay in memory: {error}", stacklevel=2)
 
+    def forget_all(self, mirror: Mirror) -> None:
+        """Drop what all keepers have, which is old, and nothing of this save."""
+        if isinstance(mirror.folder, MemoryFolder):
+            with contextlib.suppress(NoKeeperError):  # none is there
+                mirror.folder.forget_all()
+
     def end(self) -> None:
         """End this host's keeper; after all ranks have spread the last checkpoint."""
         self.close()

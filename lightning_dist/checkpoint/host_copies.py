@@ -130,5 +130,6 @@ class HostCopies:
         return self._memory[start : start + size_bytes].view(tensor.dtype).view(tensor.shape)
 
     def _copy(self, tensors: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
-        for tensor, copy in zip(tensors, copies, strict=True):
-            copy.copy_(tensor.detach(), non_blocking=True)
+        with torch.no_grad():
+            for tensor, copy in zip(tensors, copies, strict=True):
+                copy.copy_(tensor, non_blocking=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lightning_dist.checkpoint.keeper.client import Filled, Line
 from lightning_dist.checkpoint.keeper.kept_file import KeptFile
@@ -97,8 +97,10 @@ class KeptSave:
         if buddy is None or file is None:
             return True
         try:
-            with file.room(self._size_bytes) as view, contextlib.closing(self._parts(view)) as parts:
-                buddy.fill(self._folder, name, parts, self._size_bytes)
+            with file.room(self._size_bytes) as view:
+                buddy.fill_in_parts(
+                    self._folder, name, view, part_bytes=self._lines.part_bytes, pace=self._lines.rate.take
+                )
         except StorageError as error:
             warnings.warn(f"a checkpoint is not kept on another host: {error}", stacklevel=2)
             return False
@@ -150,15 +152,9 @@ class KeptSave:
         failure: NoKeeperError | None = None
         for line in lines:
             try:
-                told[line] = line.fill(self._folder, name, [memoryview(data)], len(data), alone=alone, lists=lists)
+                told[line] = line.fill(self._folder, name, data, alone=alone, lists=lists)
             except NoKeeperError as error:
                 failure = error
         if not told and failure is not None:
             raise failure
         return told
-
-    def _parts(self, view: memoryview) -> Generator[memoryview, None, None]:
-        for start in range(0, len(view), self._lines.part_bytes):
-            with view[start : start + self._lines.part_bytes] as part:
-                self._lines.rate.take(len(part))
-                yield part

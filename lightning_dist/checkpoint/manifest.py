@@ -24,6 +24,8 @@ VERSION = 2
 """1 had a manifest of one name for all saves, and a marker that did not say which save it is of."""
 _TABLES = ("files", "objects", "tensors")
 MARKER_FILE = "COMMITTED"
+TWIN = "twin"
+"""Entry of a record that is the same in memory and in storage if both have the same values."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ _LOCK = threading.Lock()  # torch keeps its list of safe names for the process, 
 # What torch says of a name that is not on its list.
 _REFUSED = re.compile(r"GLOBAL ([\w.]+) (?:was not an allowed|whose module)")
 
+# What torch.save writes of a name (protocol 2), and bytes that look alike.
+_MAY_REFER = re.compile(rb"c(?=([!-~]+)\n([!-~]+)\n)")
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -41,7 +44,14 @@ class Encoded:
     data: bytes
 
 
-def encode(value: object, name: str, *, allow: Iterable[Global] = (), reads_back: bool = True) -> Encoded:
+def encode(
+    value: object,
+    name: str,
+    *,
+    allow: Iterable[Global] = (),
+    reads_back: bool = True,
+    known: set[tuple[bytes, bytes]] | None = None,
+) -> Encoded:
     """An object as bytes.
 
     Args:
@@ -49,6 +59,8 @@ def encode(value: object, name: str, *, allow: Iterable[Global] = (), reads_back
         name: Of the object, for messages.
         allow: More that may be in it; reading it back takes the same.
         reads_back: Try whether it can be read; what it refers to is looked at in any case.
+        known: What other objects were found to refer to, with the same ``allow``: not looked at again. What is found
+            now is added.
 
     Raises:
         CheckpointError: It holds something that could not be read back without running its code.
@@ -60,7 +72,10 @@ def encode(value: object, name: str, *, allow: Iterable[Global] = (), reads_back
         raise CheckpointError(f"object {name!r} cannot be saved: {type(error).__name__}: {error}") from error
     encoded = Encoded(buffer.getvalue())
     allow = list(allow)
-    unsafe = _unsafe_names(encoded.data, allow)
+    referred = frozenset(_MAY_REFER.findall(encoded.data))
+    unsafe = [] if known is not None and referred <= known else _unsafe_names(encoded.data, allow)
+    if known is not None and not unsafe:
+        known |= referred
     if unsafe:
         raise CheckpointError(
             f"object {name!r} holds {', '.join(unsafe)}, which cannot be read back without running code. Save plain "

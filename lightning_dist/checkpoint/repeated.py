@@ -4,7 +4,7 @@ A whole save takes a dozen collectives and a plan of every piece. Where one foll
 of that changes, and two exchanges of numbers are enough::
 
     every rank    fills memory with its file, hands it to the keeper of its host and sends it to its buddy
-    all           say whether they have, and the checksums of their items
+    every rank    tells the coordinator whether it has, and the checksums of its items
     coordinator   fills the manifest's gaps, commits, and says whether it has
 
 Whether the layout is the same is seen by each rank; if one says no, nothing is committed and all plan anew. Texts are
@@ -36,8 +36,10 @@ from lightning_dist.checkpoint.save_planner import SharedSavePlanner, piece_of
 from lightning_dist.checkpoint.shard_stream import starts_of
 from lightning_dist.errors import CheckpointError, CollectiveError
 
-_ANEW, _FAILED, _WHOLE, _SPREAD = range(4)  # what a rank says of its file
-_LOST, _COMMITTED, _ALONE = range(3)  # what the coordinator says of all; alone: no keeper has older ones
+# What a rank says of its file, and the coordinator of all: to be planned anew; failed; kept on this host only; sent to
+# another, too; and, the last, that no keeper has older ones.
+_ANEW, _FAILED, _KEPT, _SPREAD, _ALONE = range(5)
+_COMMITTED = (_KEPT, _SPREAD, _ALONE)
 _HEAD = 5
 
 
@@ -145,19 +147,9 @@ class Repeater:
                 raise
             except Exception as error:
                 own, reason = own._replace(code=_FAILED), f"rank {self._rank}: {type(error).__name__}: {error}"
-        said = self._exchange(own)
-        reasons = self._reasons(said, reason)
-        if reasons or any(each.code == _ANEW for each in said):
-            kept.settle(is_committed=False, is_alone=False)
-            if reasons:
-                raise CheckpointError(f"saving {kept.url} failed on {'; '.join(reasons)}")
-            return None
-        is_spread = all(each.code == _SPREAD for each in said)
-        outcome, reason = self._outcome(said, kept, save_id, record, is_spread=is_spread)
-        kept.settle(is_committed=outcome != _LOST, is_alone=outcome == _ALONE)
-        if outcome == _LOST:
-            raise CheckpointError(f"saving {kept.url} failed on {reason}")
-        return is_spread
+        outcome = self._agreed(self._gathered(own), kept, save_id, record, reason)
+        kept.settle(is_committed=outcome in _COMMITTED, is_alone=outcome == _ALONE)
+        return None if outcome == _ANEW else outcome != _KEPT
 
     def _write(
         self,
@@ -184,7 +176,7 @@ class Repeater:
             crc = zlib.crc32(room)
         intact()
         kept.hand_over(name)
-        code = _SPREAD if kept.spread(name) else _WHOLE
+        code = _SPREAD if kept.spread(name) else _KEPT
         return _Said(
             code, step, epoch, size, crc, [number for pair in zip(sizes, crcs, strict=True) for number in pair]
         )
@@ -206,76 +198,84 @@ class Repeater:
                 parts.append(memoryview(state[item.index.fqn].data) if tensor is None else bytes_of(tensor))
         return parts
 
-    def _exchange(self, own: _Said) -> list[_Said]:
+    def _gathered(self, own: _Said) -> list[_Said] | None:
+        """What all say, on the coordinator."""
         if self._group is None:
             return [own]
         numbers = torch.zeros(self._length, dtype=torch.int64)
         numbers[: _HEAD + len(own.items)] = torch.tensor([*own[:_HEAD], *own.items])
-        gathered = torch.empty(self._group.size() * self._length, dtype=torch.int64)
-        dist.all_gather_into_tensor(gathered, numbers, group=self._group)
-        rows = gathered.view(-1, self._length).tolist()
-        return [_Said._make([*row[:_HEAD], row[_HEAD:]]) for row in rows]
+        is_coordinator = self._group.rank() == 0
+        gathered = [torch.empty_like(numbers) for _ in range(self._group.size())] if is_coordinator else None
+        dist.gather(numbers, gathered, group=self._group, group_dst=0)
+        if gathered is None:
+            return None
+        return [_Said._make([*row[:_HEAD], row[_HEAD:]]) for row in (each.tolist() for each in gathered)]
 
-    def _reasons(self, said: Sequence[_Said], own: str) -> list[str]:
-        """Why there can be no checkpoint, alike on all ranks; nothing if there can be one, or all are to plan anew."""
-        if any(each.code == _FAILED for each in said):
-            reasons: list[str] = [own]
-            if self._group is not None:
-                gathered: list[Any] = [None] * self._group.size()
-                dist.all_gather_object(gathered, own, group=self._group)
-                reasons = gathered
-            return [each for each in reasons if each]
-        if any(each.code == _ANEW for each in said):
-            return []
-        late = next((rank for rank, each in enumerate(said) if each.moment != said[0].moment), None)
-        if late is None:
-            return []
-        return [f"rank {late}: its values are of step {said[late].step}, rank 0's of {said[0].step}"]
+    def _agreed(
+        self, said: Sequence[_Said] | None, kept: KeptSave, save_id: str, record: Mapping[str, Any], reason: str
+    ) -> int:
+        """Commit, if there is nothing against it; the outcome, the same on all ranks.
 
-    def _outcome(
-        self, said: Sequence[_Said], kept: KeptSave, save_id: str, record: Mapping[str, Any], *, is_spread: bool
-    ) -> tuple[int, str]:
-        """What the coordinator says, and why there is no checkpoint, if there is none."""
-        outcome, reason = _LOST, ""
-        if self._text is not None:
+        Raises:
+            CheckpointError: Something is; the same on all ranks.
+        """
+        outcome = _FAILED
+        if said is not None:
             try:
-                outcome = self._commit(self._text, said, kept, save_id, record, is_spread=is_spread)
+                outcome = self._outcome(said, kept, save_id, record)
             except CollectiveError:
                 raise
             except Exception as error:
                 reason = f"rank {self._rank}: {type(error).__name__}: {error}"
-        if self._group is None:
-            return outcome, reason
-        number = torch.tensor(outcome)
-        dist.broadcast(number, group=self._group, group_src=0)
-        outcome = int(number)
-        if outcome == _LOST:
-            texts = [reason]
-            dist.broadcast_object_list(texts, group=self._group, group_src=0)
-            reason = texts[0]
-        return outcome, reason
+        reasons = [reason]
+        if self._group is not None:
+            number = torch.tensor(outcome)
+            dist.broadcast(number, group=self._group, group_src=0)
+            outcome = int(number)
+            if outcome == _FAILED:
+                gathered: list[Any] = [None] * self._group.size()
+                dist.all_gather_object(gathered, reason, group=self._group)
+                reasons = gathered
+        if outcome == _FAILED:
+            kept.settle(is_committed=False, is_alone=False)
+            raise CheckpointError(f"saving {kept.url} failed on {'; '.join(each for each in reasons if each)}")
+        return outcome
+
+    def _outcome(self, said: Sequence[_Said], kept: KeptSave, save_id: str, record: Mapping[str, Any]) -> int:
+        """On the coordinator, what has become of the save."""
+        if any(each.code == _FAILED for each in said):
+            return _FAILED
+        if any(each.code == _ANEW for each in said):
+            return _ANEW
+        late = next((rank for rank, each in enumerate(said) if each.moment != said[0].moment), None)
+        if late is not None:
+            raise CheckpointError(f"rank {late}'s values are of step {said[late].step}, rank 0's of {said[0].step}")
+        is_spread = all(each.code == _SPREAD for each in said)
+        is_everywhere = self._commit(said, kept, save_id, record, is_spread=is_spread)
+        if not is_spread:
+            return _KEPT
+        return _ALONE if is_everywhere else _SPREAD
 
     def _commit(
         self,
-        text: ManifestText,
         said: Sequence[_Said],
         kept: KeptSave,
         save_id: str,
         record: Mapping[str, Any],
         *,
         is_spread: bool,
-    ) -> int:
+    ) -> bool:
+        assert self._text is not None, "the coordinator has it"
         parts: dict[int, Part] = {}
         for rank, host in self._hosts.items():
             size, crc, items = said[rank].size, said[rank].crc, said[rank].items
             starts, _ = starts_of(items[0::2])
             entry = FileEntry(size, crc, rank, host)
             parts[rank] = Part(shard_file(rank, save_id), entry, starts, items[0::2], items[1::2])
-        manifest = text.encode(parts, save_id=save_id, created_s=time.time(), record=record)
+        manifest = self._text.encode(parts, save_id=save_id, created_s=time.time(), record=record)
         files = {part.file: part.entry.size for part in parts.values()}
         marker = formats.Marker.of(save_id, manifest).encode()
-        is_everywhere = kept.commit(files, manifest_file(save_id), manifest, marker, is_alone=is_spread)
-        return _ALONE if is_everywhere and is_spread else _COMMITTED
+        return kept.commit(files, manifest_file(save_id), manifest, marker, is_alone=is_spread)
 
 
 def _is_object(item: WriteItem) -> bool:

@@ -6,6 +6,8 @@ Each subcommand adds its arguments to a parser of its own and runs on what was p
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -54,7 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_arguments(subparser)
     arguments = parser.parse_args(argv)
     try:
-        return COMMANDS[arguments.command].run(arguments)
+        code = COMMANDS[arguments.command].run(arguments)
+        sys.stdout.flush()
     except HierDistError as error:
         print(f"hierdist {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `| head` has read enough; what is still buffered must not fail at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code

@@ -24,7 +24,7 @@ from lightning_dist.elastic.leading import open_session
 from lightning_dist.elastic.leading.endpoints import Endpoint, own_index, parse
 from lightning_dist.elastic.leading.secret import FILE_VARIABLE, VARIABLE, read_secret
 from lightning_dist.elastic.session import Session
-from lightning_dist.errors import ConfigError
+from lightning_dist.errors import ConfigError, LaunchError
 from lightning_dist.topology.addresses import interface_of, own_address
 
 _LOOPBACK = "127.0.0.1"
@@ -83,7 +83,7 @@ def _run_launch(arguments: argparse.Namespace) -> int:
             f"--hosts {arguments.hosts} needs --rendezvous HOST:PORT, the same on all hosts, e.g. --rendezvous a:29400"
         )
     address = arguments.address or _address(endpoints, environ)
-    record = None if arguments.record is None else Path(arguments.record).absolute()
+    record = _record(arguments.record)
     options = LaunchOptions(
         program=program,
         num_ranks=_num_ranks(arguments.ranks_per_host),
@@ -138,6 +138,17 @@ def _health_check(
         return None if health.is_fit else str(health)
 
     return check
+
+
+def _record(given: str | None) -> Path | None:
+    if given is None:
+        return None
+    folder = Path(given).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"--record {folder} cannot be made: {error.strerror}; name another folder") from error
+    return folder
 
 
 def _num_ranks(given: int | None) -> int:

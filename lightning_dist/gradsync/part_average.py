@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.futures import Future
 from torch.utils.hooks import RemovableHandle
 
@@ -201,10 +200,9 @@ class PartAverage:
         self._summing.append(self._scatter.reduce_scatter(shard, flat, mean=True, then=hand_out, account=account))
 
     def _trace(self) -> None:
-        """Say of each bucket what it is made of; a part of a split layer is no run of the parameter's elements."""
+        """Say of each bucket what it is made of: of whole parameters, since codecs do not go with split ones."""
         for bucket in self._buckets:
-            names = [None if isinstance(p, DTensor) else self._names[p] for p in bucket.parameters]
-            spans = [Span(name, 0, _local(p).numel()) for name, p in zip(names, bucket.parameters, strict=True)]
+            spans = [Span(self._names[p], 0, p.numel()) for p in bucket.parameters]
             padding = -sum(span.length for span in spans) % self._size
             key = f"bucket of {self._names[bucket.parameters[0]]}"
             bucket.origin = Origin(key, (*spans, Span(None, 0, padding)), 1 / self._size)
@@ -228,7 +226,7 @@ class PartAverage:
     def _give_back(self, parameter: nn.Parameter, mean: Tensor) -> None:
         """What a codec made of a gradient that no rank had, and what was owed of it, is not applied."""
         feedback = self._scatter.feedback
-        if feedback is not None and self._scatter.index == 0 and not isinstance(parameter, DTensor):
+        if feedback is not None and self._scatter.index == 0:
             feedback.give_back(self._names[parameter], 0, mean.reshape(-1))
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -30,7 +30,7 @@ from lightning_dist.checkpoint import catalog, leases, sharded
 from lightning_dist.checkpoint.host_pieces import Held
 from lightning_dist.checkpoint.lineage import RUN
 from lightning_dist.checkpoint.local_disk import PARTIAL
-from lightning_dist.checkpoint.manifest import MARKER_FILE, Manifest
+from lightning_dist.checkpoint.manifest import MARKER_FILE, TWIN, Manifest
 from lightning_dist.checkpoint.objects import Encoded, encode
 from lightning_dist.checkpoint.storage import Folder, open_folder
 from lightning_dist.comm.host_relay import HostRelay
@@ -40,7 +40,7 @@ from lightning_dist.errors import CheckpointError, CombinationError, StateMismat
 from lightning_dist.modes import random_states
 from lightning_dist.modes.kept_feedback import FEEDBACK, WINDOW, load_feedback
 from lightning_dist.modes.mode import Mode
-from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill, whole_to_fill
+from lightning_dist.parallel.held_state import HeldState, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
 
 MODEL, OPTIMIZER, REST, RANK = "model/", "optimizer/", "lightning", "rank/"
@@ -115,17 +115,17 @@ def save(
     start_ns = mode.setting.run.events.clock_ns()
     rest = dict(checkpoint)
     is_for_resuming = "optimizer_states" in rest  # not with save_weights_only
-    held = mode.held_state()
-    tensors = list(_named(MODEL, held.of_model(rest.get("state_dict", {}))))
-    others = {name: value for name, value in rest.pop("state_dict", {}).items() if not isinstance(value, Tensor)}
+    model, states = rest.pop("state_dict", {}), rest.pop("optimizer_states", ())
+    tensors = saver.held.of(mode.held_state, model, optimizers, states, prefixes=_prefix_of)
+    others = {name: value for name, value in model.items() if not isinstance(value, Tensor)}
     rank = mode.setting.run.rank
     objects: dict[str, Encoded] = {}
-    made = functools.partial(encode, reads_back=not in_memory or saver.kept_step is None)  # often, and alike each time
-    for index, state in enumerate(rest.pop("optimizer_states", ())):
-        prefix = f"{OPTIMIZER}{index}/"
-        tensors += _named(prefix, held.of_optimizer(optimizers[index], state))
-        name = f"{prefix}{RANK}{rank}"
-        objects[name] = made(_values_of(held, optimizers[index], state), name)
+    # Often, and alike each time: what it refers to is looked at where it has something new.
+    known = saver.known if in_memory else None
+    made = functools.partial(encode, reads_back=not in_memory or saver.kept_step is None, known=known)
+    for index, state in enumerate(states):
+        name = f"{_prefix_of(index)}{RANK}{rank}"
+        objects[name] = made(_values_of(saver.held.names_of(index), state), name)
     name = f"{RANK}{rank}"
     objects[name] = made({"random": random_states.collect(), "loaders": _loaders_of(rest)}, name)
     feedback = mode.feedback if is_for_resuming else None
@@ -140,7 +140,7 @@ def save(
         "world_size": mode.setting.run.cluster.world_size,
         "hosts": list(mode.setting.run.cluster.host_of_rank),
         "parallel": mode.setting.parallel.mode,
-        "options": {"parallel": asdict(mode.setting.parallel), "sync": asdict(mode.setting.sync)},
+        "options": mode.setting.options,
         WINDOW: None if feedback is None else feedback.window,
         "torch": torch.__version__,
         "lightning": rest.get("pytorch-lightning_version"),
@@ -350,7 +350,8 @@ def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
         found = sharded.open_checkpoint(open_folder(opened.stored_at), relay=relay)
     except CheckpointError:  # it was written to memory only
         return None
-    if found.manifest.save_id != opened.manifest.save_id:
+    twins = [each.record.get(TWIN) for each in (found.manifest, opened.manifest)]
+    if found.manifest.save_id != opened.manifest.save_id and (twins[0] is None or twins[0] != twins[1]):
         return None
     return replace(opened, folder=found.folder, manifest=found.manifest, stored_at=None)
 
@@ -390,15 +391,21 @@ def optimizers_of(manifest: Manifest) -> list[int]:
     return sorted({int(name.split("/")[1]) for name in manifest.objects if name.startswith(OPTIMIZER)})
 
 
-def _values_of(held: HeldState, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    names = list(held.names_of(optimizer))
+def _prefix_of(optimizer: int | None) -> str:
+    """What names of tensors begin with, of an optimizer by its number, or of the model."""
+    return MODEL if optimizer is None else f"{OPTIMIZER}{optimizer}/"
+
+
+def _values_of(names: Sequence[str], state: Mapping[str, Any]) -> dict[str, Any]:
+    """What is no tensor in an optimizer's state."""
     values = {
-        names[index]: {entry: value for entry, value in entries.items() if not isinstance(value, Tensor)}
+        names[index]: own
         for index, entries in state["state"].items()
         if isinstance(entries, Mapping)
+        if (own := {entry: value for entry, value in entries.items() if not isinstance(value, Tensor)})
     }
     groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
-    return {"values": {name: each for name, each in values.items() if each}, "groups": groups}
+    return {"values": values, "groups": groups}
 
 
 def _groups_to_load(
@@ -416,11 +423,6 @@ def _groups_to_load(
         )
     numbers = iter(range(len(own)))  # the same names in the same order
     return [{**group, "params": [next(numbers) for _ in group["params"]]} for group in saved]
-
-
-def _named(prefix: str, tensors: Iterable[HeldTensor]) -> Iterable[HeldTensor]:
-    for held in tensors:
-        yield replace(held, names=tuple(f"{prefix}{name}" for name in held.names))
 
 
 def _stored(manifest: Manifest, prefix: str) -> dict[str, Stored]:

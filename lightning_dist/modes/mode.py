@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import lightning.pytorch as pl
@@ -45,6 +46,11 @@ class Setting:
     precision: Precision
     agreement: Agreement | None
     announce: Callable[[str], None]
+
+    @functools.cached_property
+    def options(self) -> dict[str, Any]:
+        """Those that a checkpoint is recorded with."""
+        return {"parallel": asdict(self.parallel), "sync": asdict(self.sync)}
 
 
 class Mode:

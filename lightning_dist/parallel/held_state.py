@@ -204,7 +204,7 @@ class HeldState:
     ) -> HeldTensor:
         spread = self._spread_of(owner, value)
         holders = self._holders_along(spread.axes | self._axes)
-        return HeldTensor(names, _local(value).detach(), spread, holders, steady)
+        return HeldTensor(names, local_of(value).detach(), spread, holders, steady)
 
     def _spread_of(self, owner: Tensor | None, value: Tensor) -> Spread:
         if isinstance(value, DTensor):
@@ -223,13 +223,14 @@ class HeldState:
         return self._holders[axes]
 
 
-def _local(value: Tensor) -> Tensor:
+def local_of(value: Tensor) -> Tensor:
+    """This rank's shard of a DTensor; a plain tensor as it is."""
     return value._local_tensor if isinstance(value, DTensor) else value
 
 
 def _is_same(tensor: Tensor, value: Tensor) -> bool:
     """Whether the value in a state is a parameter itself, not what a hook has put there under its name."""
-    return isinstance(tensor, nn.Parameter) and _local(tensor).data_ptr() == _local(value).data_ptr()
+    return isinstance(tensor, nn.Parameter) and local_of(tensor).data_ptr() == local_of(value).data_ptr()
 
 
 def _is_stepped(tensor: Tensor) -> bool:
@@ -239,7 +240,7 @@ def _is_stepped(tensor: Tensor) -> bool:
 
 def _counters(tensor: Tensor) -> tuple[Tensor, ...]:
     """Of a DTensor there are two: its operations count under its own, those on the local tensor under that one's."""
-    found = tuple(dict.fromkeys((tensor, _local(tensor))))
+    found = tuple(dict.fromkeys((tensor, local_of(tensor))))
     return () if any(each.is_inference() for each in found) else found
 
 

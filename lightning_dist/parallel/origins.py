@@ -27,11 +27,11 @@ def origin_of_shard(group: ParamGroup, key: str, *, shard: int, weight: float) -
 
 
 def span_of_shard(param: ShardedParam, shard: int) -> Span:
-    """Of one parameter; a part of a layer that is split is no run of the parameter's elements."""
+    """Of one parameter, which is whole but for the sharding: split layers are never encoded in blocks."""
     rows, whole = param.padded_sharded_param_size[0], param._orig_size[0]
     row = param._orig_size[1:].numel()
     low, high = min(shard * rows, whole), min((shard + 1) * rows, whole)
-    return Span(None if param.is_dtensor else name_of(param), low * row, (high - low) * row)
+    return Span(name_of(param), low * row, (high - low) * row)
 
 
 def _spans_of_shard(group: ParamGroup, shard: int) -> Iterator[Span]:

@@ -326,8 +326,7 @@ class GradientReduction:
         if feedback is None or gradient is None or not is_first or not self.crosses:
             return
         span = span_of_shard(param, self._scatter.index)
-        if span.name is not None:
-            feedback.give_back(span.name, span.low, _local(gradient).reshape(-1)[: span.length])
+        feedback.give_back(name_of(param), span.low, _local(gradient).reshape(-1)[: span.length])
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:

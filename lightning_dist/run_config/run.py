@@ -79,7 +79,7 @@ class RunConfig:
 
 
 def _check_combinations(run: RunConfig) -> None:
-    refuse_combinations(run.parallel, run.sync, run.topology, run.recompute)
+    refuse_combinations(run.parallel, run.topology, run.recompute, run.sync)
     if isinstance(run.model, MLPConfig):
         if not isinstance(run.data, SyntheticDataConfig):
             raise CombinationError(f"model=mlp takes vectors, data={run.data.kind} gives text: write data=synthetic")

@@ -17,7 +17,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_dist import AsyncShardedCheckpoint
+from lightning_dist.build import checkpoints
 from lightning_dist.build.checkpoints import CheckpointSaver
+from lightning_dist.build.writer import Writer
 from lightning_dist.elastic.detect.board import FILE, Board
 from tests.distributed.lightning_runs import (
     OddModule,
@@ -43,8 +45,8 @@ class Start:
         round: From 1.
         killed_at: Kill all ranks after this step.
         killed_in: So many passes of the next step are done by then.
-        awaits: Before that, wait until what is being written is there; without it, it is not there before training
-            waits for it, either.
+        awaits: Before that, wait until what is being written is there; without it, memory has it once training waits
+            for it, and storage never.
         parallel: The strategy's mode.
         checkpoint: The strategy's option.
         saves_every: Steps between two saves into storage.
@@ -118,21 +120,27 @@ class FirstStep(pl.Callback):
 
 @contextlib.contextmanager
 def written_when_awaited() -> Iterator[None]:
-    """Inside, what goes to memory only is not written before training waits for it."""
+    """Inside, what goes to memory is not written before training waits for it, and storage never has it."""
     is_awaited = threading.Event()
-    write, await_memory = CheckpointSaver._write, CheckpointSaver.await_memory
+    keep, await_memory = Writer.keep, CheckpointSaver.await_memory
 
-    def write_later(self: CheckpointSaver, *args: Any) -> Any:
-        if self._is_for_memory:
-            assert is_awaited.wait(60), "nobody waits"
-            is_awaited.clear()
-        return write(self, *args)
+    def keep_later(self: Writer, *args: Any) -> bool:
+        assert is_awaited.wait(60), "nobody waits"
+        is_awaited.clear()
+        return keep(self, *args)
+
+    def hang() -> None:
+        threading.Event().wait()
 
     def awaiting(self: CheckpointSaver, timeout_s: float) -> bool:
         is_awaited.set()
         return await_memory(self, 60)
 
-    with patch.multiple(CheckpointSaver, _write=write_later, await_memory=awaiting):
+    with (
+        patch.object(Writer, "keep", keep_later),
+        patch.object(CheckpointSaver, "await_memory", awaiting),
+        patch.object(checkpoints, "stand_back", hang),  # which is what comes before storage
+    ):
         yield
 
 

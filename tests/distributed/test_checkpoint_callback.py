@@ -17,7 +17,8 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_dist import AsyncShardedCheckpoint, load_from_checkpoint
-from lightning_dist.build.checkpoints import WRITE, WRITTEN
+from lightning_dist.build.checkpoints import WRITE
+from lightning_dist.build.writer import WRITTEN
 from lightning_dist.checkpoint.catalog import open_checkpoint, survey
 from lightning_dist.checkpoint.manifest import MARKER_FILE
 from lightning_dist.checkpoint.storage import open_folder

@@ -51,11 +51,15 @@ def test_from_a_snapshot_that_only_memory_has(ranks: RankPool, tmp_path: Path, p
     assert_same(got, 4, uninterrupted(ranks, tmp_path / "whole", parallel))
 
 
-@pytest.mark.parametrize("every", [1, pytest.param(3, marks=pytest.mark.sweep)])
-def test_a_snapshot_is_whole_before_the_next_step_is_done(ranks: RankPool, tmp_path: Path, every: int) -> None:
-    """However long it takes: the fault comes as soon as that step is done."""
+@pytest.mark.parametrize(
+    ("every", "saves_every"), [(1, 100), (3, 3), pytest.param(3, 100, marks=pytest.mark.sweep)], ids=str
+)
+def test_a_snapshot_is_whole_before_the_next_step_is_done(
+    ranks: RankPool, tmp_path: Path, every: int, saves_every: int
+) -> None:
+    """However long it takes, and however long storage takes: the fault comes as soon as that step is done."""
     checkpoint = {**MEMORY, "mode": "async_sharded", "memory_every_n_steps": every}
-    start = Start(tmp_path / "run", killed_at=4, awaits=False, checkpoint=checkpoint)
+    start = Start(tmp_path / "run", killed_at=4, awaits=False, checkpoint=checkpoint, saves_every=saves_every)
     prepare(start)
     with ending_keepers(start.checkpoints):
         run_killed(ranks, start)

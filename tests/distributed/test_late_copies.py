@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from lightning_dist import AsyncShardedCheckpoint
-from lightning_dist.build import checkpoints as saving
+from lightning_dist.build import copied_shares
 from lightning_dist.checkpoint.catalog import Checkpoint, open_checkpoint
 from lightning_dist.checkpoint.late_copy import LateCopy
 from lightning_dist.checkpoint.storage import open_folder
@@ -133,7 +133,7 @@ def copying_slowly() -> Iterator[list[str]]:
         is_waited_for.clear()
 
     with (
-        patch.object(saving, "_SMALL_BYTES", 0),
+        patch.object(copied_shares, "_SMALL_BYTES", 0),
         patch.object(LateCopy, "_copy_piece", copy),
         patch.object(LateCopy, "settle", wait_for),
     ):

@@ -97,6 +97,6 @@ def test_a_repeated_save_is_a_save(ranks: RankPool, world_size: int) -> None:
         ):
             assert (not_spread, anew, both) == ("not spread", "anew", "a@1, a@20")
             assert failed.endswith(f"failed on rank {world_size - 1}: CheckpointError: changed meanwhile")
-            assert late.endswith("rank 1: its values are of step 51, rank 0's of 50" if world_size > 1 else "whole")
+            assert late.endswith("rank 1's values are of step 51, rank 0's of 50" if world_size > 1 else "whole")
             assert later == ("a@1, a@20" if world_size > 1 else "a@5")
             assert rest == ["whole", "a@6", "whole", "a@7", "whole", "a@8"]

@@ -128,6 +128,7 @@ def test_other_programs(program: list[str], expected: str) -> None:
         (["--", "absent.py"], "'absent.py' does not exist"),
         (["--hosts=2", "--rendezvous=127.0.0.1:29999", "--", SCRIPT], "several hosts need a secret"),
         (["--fence=/tmp/x", "--", SCRIPT], "--run NAME"),
+        ([f"--record={SCRIPT}", "--", SCRIPT], "name another folder"),
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 
-from lightning_dist.capabilities import without_effect
+from lightning_dist.capabilities import refuse_combinations, without_effect
 from lightning_dist.config import (
     PARALLEL_MODES,
     ParallelConfig,
+    PipelineConfig,
     ProbeConfig,
     RecomputeConfig,
     SyncConfig,
     TensorConfig,
     TopologyConfig,
 )
+from lightning_dist.errors import CombinationError
 
 SWITCHES = {"x": ["a"], "y": ["b"]}
 
@@ -116,3 +118,19 @@ def test_no_mode_is_warned_of_at_its_defaults(mode: str) -> None:
 def test_options_of_another_recomputation_are_named(recompute: dict[str, Any], named: str) -> None:
     configs = SyncConfig(), TopologyConfig(), ParallelConfig(), RecomputeConfig(**recompute)
     assert without_effect(*configs, num_hosts=2, device_type="cpu") == (named,)
+
+
+@pytest.mark.parametrize("sync", [{"codec": "int8"}, {"codec": "onebit"}, {"codec": "topk"}, {"gathers": "int8"}])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"mode": "tensor", "tensor": TensorConfig(size=2)},
+        {"mode": "zero2", "tensor": TensorConfig(size=2)},
+        {"mode": "pipeline", "pipeline": PipelineConfig(size=2), "tensor": TensorConfig(size=2)},
+    ],
+)
+def test_blocks_of_split_and_whole_parameters_are_refused(sync: dict[str, Any], parallel: dict[str, Any]) -> None:
+    configs = ParallelConfig(**parallel), TopologyConfig(), RecomputeConfig()
+    with pytest.raises(CombinationError, match="write sync=bf16"):
+        refuse_combinations(*configs, SyncConfig(**sync))
+    refuse_combinations(*configs, SyncConfig(codec="bf16"))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.seed import _collect_rng_states
 
+from lightning_dist.checkpoint.objects import decode, encode
 from lightning_dist.modes import random_states
 from lightning_dist.modes.random_states import Successor
 
@@ -62,3 +65,15 @@ def test_ranks_that_had_drawn_alike_still_do() -> None:
     for turn in range(3):
         random_states.restore(saved, other, turn=turn)
         assert draw() == expected
+
+
+@pytest.mark.parametrize("collect", [random_states.collect, _collect_rng_states])
+def test_they_go_on_from_a_checkpoint_also_from_one_that_has_them_as_lightning_collects_them(
+    collect: Callable[[], dict[str, Any]],
+) -> None:
+    draw()
+    random.gauss(0, 1)  # leaves a number for the next call
+    saved = encode(collect(), "random")
+    expected = draw(), random.gauss(0, 1)
+    random_states.restore(decode(saved.data, "random"), None, turn=0)
+    assert (draw(), random.gauss(0, 1)) == expected

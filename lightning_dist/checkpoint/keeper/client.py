@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,33 +102,49 @@ class Keeper:
             messages.send_parts(connection, buffers)
             return int(self._answer(connection, "write")["size"])
 
-    def fill(
-        self,
-        folder: str,
-        name: str,
-        parts: Iterable[memoryview],
-        size: int,
-        *,
-        alone: bool = False,
-        lists: bool = False,
-    ) -> Filled:
+    def fill(self, folder: str, name: str, data: bytes, *, alone: bool = False, lists: bool = False) -> Filled:
         """Write a file of a known size.
 
         Args:
             folder: Of the file.
             name: Of the file.
-            parts: Its bytes.
-            size: How many they are.
+            data: Its bytes.
             alone: Drop all other folders then.
             lists: Ask what there is in this one then.
         """
-        request = {"operation": "fill", "folder": folder, "name": name, "size": size, "alone": alone, "lists": lists}
+        request = {"operation": "fill", "folder": folder, "name": name, "size": len(data)}
         with self._connected("write") as connection:
-            wire.send(connection, request)
-            for part in parts:
-                messages.send_whole(connection, part)
+            wire.send(connection, {**request, "alone": alone, "lists": lists})
+            connection.sendall(data)
             answer = self._answer(connection, "write")
             return Filled(int(answer["used_bytes"]), dict(answer.get("files", {})))
+
+    def fill_in_parts(
+        self,
+        folder: str,
+        name: str,
+        data: memoryview,
+        *,
+        part_bytes: int,
+        pace: Callable[[int], None] = lambda size_bytes: None,
+    ) -> Filled:
+        """The same, with some patience for each part.
+
+        Args:
+            folder: Of the file.
+            name: Of the file.
+            data: Its bytes.
+            part_bytes: How many at once.
+            pace: Told how many are next; waits until they may be sent.
+        """
+        request = {"operation": "fill", "folder": folder, "name": name, "size": len(data)}
+        with self._connected("write") as connection:
+            wire.send(connection, request)
+            for start in range(0, len(data), part_bytes):
+                with data[start : start + part_bytes] as part:
+                    pace(len(part))
+                    connection.sendall(part)
+            return Filled(int(self._answer(connection, "write")["used_bytes"]), {})
 
     def put(self, folder: str, name: str, descriptor: int, size: int) -> Filled:
         """Hand over memory that holds a file; on its own host only.

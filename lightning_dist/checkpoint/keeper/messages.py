@@ -72,12 +72,6 @@ def receive_parts(connection: socket.socket) -> Iterator[memoryview]:
         yield part
 
 
-def send_whole(connection: socket.socket, data: memoryview) -> None:
-    """Send bytes; its timeout is for each piece that the kernel takes, however many they are."""
-    while data:
-        data = data[connection.send(data) :]
-
-
 def is_over(connection: socket.socket) -> bool:
     """Whether the other side has closed a connection on which nothing is awaited, or it is lost."""
     looking = select.poll()

@@ -8,14 +8,17 @@ import io
 import os
 import pickle
 import random
+import subprocess
 from pathlib import Path, PurePosixPath
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from lightning_dist.checkpoint import objects
 from lightning_dist.checkpoint.objects import decode, encode
 from lightning_dist.checkpoint.sharded import load, save
 from lightning_dist.checkpoint.storage import open_folder
@@ -135,3 +138,13 @@ def test_an_exploit_in_a_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_object_is_an_error(data: bytes) -> None:
     with pytest.raises(CheckpointError, match="object 'o' "):
         decode(data, "o")
+
+
+def test_what_is_known_is_not_looked_at_again_and_what_is_new_is() -> None:
+    known: set[tuple[bytes, bytes]] = set()
+    encode({"a": np.arange(3)}, "x", reads_back=False, known=known)
+    assert (b"numpy", b"dtype") in known
+    with patch.object(objects, "_unsafe_names", side_effect=AssertionError):
+        encode({"a": np.arange(4), "b": [1, 2]}, "x", reads_back=False, known=known)
+    with pytest.raises(CheckpointError, match="Popen"):
+        encode({"a": np.arange(3), "b": subprocess.Popen}, "x", reads_back=False, known=known)

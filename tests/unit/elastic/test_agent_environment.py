@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from lightning_dist.elastic.agent.environment import rank_environment, template_environment
 from lightning_dist.elastic.rounds import Round, Seat
+from lightning_dist.errors import LaunchError
 from lightning_dist.launched_outside import check_environment
 
 ROUND = Round(3, (Seat("a", "10.0.0.1", 3), Seat("b", "10.0.0.2", 1)), "my-run")
@@ -47,6 +50,12 @@ def test_a_rank_knows_its_place_as_under_torchrun() -> None:
         "HIERDIST_RECORD": "/runs/1",
     }
     check_environment(1, 2, found)  # hosts of different sizes are no contradiction
+
+
+def test_a_trainer_that_asks_for_other_ranks_is_told_how_these_were_started() -> None:
+    found = rank_environment({}, round=ROUND, host="b", local_rank=0, master=("10.0.0.1", 4001), folder=Path("/agent"))
+    with pytest.raises(LaunchError, match=r"hierdist launch has started 4 ranks .* start it with --ranks-per-host 3"):
+        check_environment(3, 2, found)
 
 
 def test_what_an_outer_launcher_has_set_does_not_count() -> None:
