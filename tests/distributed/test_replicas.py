@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_dist import AsyncShardedCheckpoint
+from lightning_dist.build.replicas import Mirror, Replicas
 from lightning_dist.checkpoint.catalog import survey
 from lightning_dist.checkpoint.keeper import client
 from lightning_dist.checkpoint.local_disk import LocalFolder
@@ -109,6 +110,30 @@ def test_a_run_goes_on_from_memory_and_leaves_storage_alone(ranks: RankPool, tmp
                 assert got[1] == wanted[1] == 6
                 for name, value in wanted[0].items():
                     assert torch.equal(got[0][name], value), name
+
+
+def train_without_a_buddy(context: RankContext, folder: str) -> int | None:
+    """The save of step 4 does not come to rank 1's buddy; what counts as kept then."""
+    spread = Replicas.spread
+
+    def fail(self: Replicas, mirror: Mirror) -> bool:
+        return spread(self, mirror) and not (context.rank == 1 and mirror.name.startswith("4.ckpt"))
+
+    kept: list[int | None] = []
+    at_the_end = pl.callbacks.LambdaCallback(on_exception=lambda trainer, *_: kept.append(trainer.strategy.kept_step))
+    trainer = _trainer(context, "ddp", REPLICA, 3, SaveEachEpoch(folder, fails_at=4), at_the_end)
+    with patch.object(Replicas, "spread", fail), pytest.raises(Interrupted):
+        trainer.fit(StageLearner(StageCase(model="odd", optimizer="adamw")))
+    return kept[0]
+
+
+def test_the_snapshot_before_stays_where_a_rank_has_no_buddy_for_the_newest(ranks: RankPool, tmp_path: Path) -> None:
+    """The loss of a host would leave nothing else; and nobody stops on what is in memory."""
+    with ending_keepers(tmp_path):
+        assert ranks.run(train_without_a_buddy, world_size=2, args=(str(tmp_path),)) == [None, None]
+        keeper = client.find(client.name_of(str(tmp_path)))
+        assert keeper is not None
+        assert sorted(name.partition("@")[0] for name in keeper.folders()) == ["2.ckpt", "4.ckpt"]
 
 
 PIPELINE = {"mode": "pipeline", "pipeline": {"size": 2}}

@@ -18,12 +18,14 @@ class Step:
 
     Attributes:
         ranks: So many did it.
+        seats: How many ranks the host of each rank has: which of uneven hosts comes first is chance.
         samples: Of all ranks, in the order of their names; those that read the same count once.
         losses: Of each rank and micro-batch, as far as the rank lived to write it.
         rate: The learning rate after it.
     """
 
     ranks: int
+    seats: tuple[int, ...]
     samples: tuple[str, ...]
     losses: dict[int, tuple[float, ...]]
     rate: float | None
@@ -58,7 +60,14 @@ def _step(lines: Iterable[dict[str, Any]], readers: int) -> Step:
     losses = {rank: tuple(line["loss"] for line in last if "loss" in line and line["rank"] == rank)
               for rank in sorted({line["rank"] for line in last})}  # fmt: skip
     rates = [line["rate"] for line in last if "rate" in line]
-    return Step(last[0]["ranks"], tuple(samples[::readers]), losses, rates[-1] if rates else None)
+    seats = {line["rank"]: line["of_host"] for line in last}
+    return Step(
+        last[0]["ranks"],
+        tuple(seats[rank] for rank in sorted(seats)),
+        tuple(samples[::readers]),
+        losses,
+        rates[-1] if rates else None,
+    )
 
 
 def check_epochs(steps: dict[int, Step], samples: int) -> int:

@@ -185,13 +185,15 @@ def _leave_words(error: BaseException) -> None:
     leave_words(Path(os.environ[AGENT_VARIABLE]), int(os.environ["LOCAL_RANK"]), text, None)
 
 
-def _replace_process(start: Start) -> None:
+def _replace_process(start: Start) -> NoReturn:
     program = start.program
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and another program would do so, too
     try:
         os.execve(program.target, [program.target, *program.arguments], dict(start.environment))  # noqa: S606  # a shell would change the words
     except OSError as error:
-        sys.stderr.write(f"{program.target}: {error.strerror}\n")
-        raise SystemExit(126) from None
+        with contextlib.suppress(OSError):
+            os.write(2, f"{program.target}: {error.strerror}\n".encode())
+        os._exit(126)  # as a shell has it
 
 
 def _begin_anew() -> None:

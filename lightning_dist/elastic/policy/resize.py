@@ -59,14 +59,19 @@ class Resized:
 
     @property
     def sentence(self) -> str:
-        """What has changed, to be printed."""
+        """What has changed, to be printed. Where batches count as one sample, as of most loaders, it speaks of them."""
         old, new = self.reference, self.batch
         ranks = f"{old.ranks} -> {new.ranks} ranks: "
-        shape = f"{new.ranks} ranks x {new.micro_batch} samples x {new.accumulation} passes"
+        counts_samples = max(old.micro_batch, new.micro_batch) > 1
+        samples = f" x {new.micro_batch} samples" if counts_samples else ""
+        shape, unit = (
+            f"{new.ranks} ranks{samples} x {new.accumulation} passes",
+            "samples" if counts_samples else "batches",
+        )
         if new.global_size == old.global_size:
-            size = f"the global batch stays {new.global_size} samples ({shape})"
+            size = f"the global batch stays {new.global_size} {unit} ({shape})"
         else:
-            size = f"global batch {old.global_size} -> {new.global_size} samples ({shape})"
+            size = f"global batch {old.global_size} -> {new.global_size} {unit} ({shape})"
         if not self.is_exact:
             size += f"; {old.global_size} cannot be kept exactly on {new.ranks} ranks, this is the nearest"
         if self.rate_factor == 1:

@@ -61,8 +61,12 @@ class Ledger(Callback):
         self.file = path.open("w", buffering=1)  # until training ends
 
     def write(self, trainer: pl.Trainer, **what: Any) -> None:
-        place = {"round": self.round, "rank": trainer.global_rank, "ranks": trainer.world_size, "step": self.step}
-        self.file.write(json.dumps({**place, **what}) + "\n")
+        place = {
+            "rank": trainer.global_rank,
+            "ranks": trainer.world_size,
+            "of_host": int(os.environ["LOCAL_WORLD_SIZE"]),
+        }
+        self.file.write(json.dumps({"round": self.round, "step": self.step, **place, **what}) + "\n")
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, _: int) -> None:
         self.step = trainer.global_step

@@ -42,6 +42,11 @@ def test_the_nearest_is_said_to_be_no_more_than_that() -> None:
     )
 
 
+def test_where_the_size_of_batches_is_unknown_it_speaks_of_batches() -> None:
+    said = resize(Batch(4, 1), 2, fixed_micro_batch=True).sentence
+    assert said == "4 -> 2 ranks: the global batch stays 4 batches (2 ranks x 2 passes); the learning rate stays"
+
+
 def test_with_fixed_micro_batches_only_passes_change() -> None:
     assert resize(Batch(4, 8, 3), 3, fixed_micro_batch=True).batch == Batch(3, 8, 4)
     nearest = resize(Batch(4, 8), 3, fixed_micro_batch=True)

@@ -48,6 +48,15 @@ def test_exit_codes_and_signals_are_told(warm: WarmProcess) -> None:
     assert ended(warm) == Ended(0, 9)
     start_shell(warm, "kill -SEGV $$", key=1)
     assert ended(warm) == Ended(1, -11)
+    start_shell(warm, "kill -PIPE $$; exit 3", key=2)  # which Python ignores, and other programs do not
+    assert ended(warm) == Ended(2, -13)
+
+
+def test_a_program_that_cannot_be_run_has_a_shells_exit_code(warm: WarmProcess, tmp_path: Path) -> None:
+    (tmp_path / "no-program").write_text("")
+    start = Start(0, Program(Kind.PROGRAM, str(tmp_path / "no-program"), ()), {}, "/")
+    warm.start(start, stdout=1, stderr=2)
+    assert ended(warm) == Ended(0, 126)
 
 
 def test_what_is_killed_takes_its_ranks_with_it(warm: WarmProcess) -> None:
