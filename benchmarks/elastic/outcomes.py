@@ -54,7 +54,9 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "verdicts": dict(Counter(outcome["verdict"] for outcome in outcomes)),
         "failed": [f"{each['seed']} at {each['commit']}" for each in outcomes if each["verdict"] not in FINE],
         "not_fine": not_fine(outcomes),
-        "largest_loss_difference": max((outcome["loss_difference"] or 0.0 for outcome in outcomes), default=0.0),
+        "largest_loss_difference": max(
+            (each["loss_difference"] or 0.0 for each in outcomes if each["verdict"] in FINE), default=0.0
+        ),
         "commits": list(dict.fromkeys(outcome["commit"] for outcome in outcomes)),
     }
 

@@ -66,10 +66,7 @@ def _part(name: str, each: dict[str, Any]) -> Iterator[str]:
     yield f"{each['date']}, commit {each['commit']}: `{each['command']}`"
     yield ""
     if name == "faults":
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(each["verdicts"].items()))
-        kinds = ", ".join(f"{kind} {count}" for kind, count in each["kinds"].items())
-        yield f"{each['faults']} faults in {each['runs']} runs: {verdicts}. Kinds: {kinds}."
-        yield f"Largest difference of the last loss from the run without faults: {each['largest_loss_difference']:.3g}."
+        yield from _faults(each)
     elif name == "alarms":
         yield f"{each['steps']} steps: {each['rounds']} round, {len(each['incidents'])} incidents."
     elif name == "overhead":
@@ -79,6 +76,24 @@ def _part(name: str, each: dict[str, Any]) -> Iterator[str]:
             yield "of two runs, and where these medians are 19 times out of 20. Without: torchrun, no snapshots."
     else:
         yield f"{100 * each['goodput']:.1f}% with {each['faults']} ranks killed in {each['wall_s']:.0f} s."
+
+
+def _faults(each: dict[str, Any]) -> Iterator[str]:
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(each["verdicts"].items()))
+    kinds = ", ".join(f"{kind} {count}" for kind, count in each["kinds"].items())
+    yield f"{each['faults']} faults in {each['runs']} runs on two hosts of two ranks: {verdicts}."
+    yield ""
+    yield "Each is held against a run without faults. Same: of each step the samples and, to the last bit, the loss."
+    yield "Same samples: it was smaller for a while, so sums were taken in another order, and the last loss is the same"
+    yield "within 0.001. The others are not right: with other samples or another loss, a code that is not 0, or hung."
+    yield ""
+    yield f"Kinds: {kinds}."
+    yield ""
+    yield f"Largest difference of the last loss in a run that was right: {each['largest_loss_difference']:.3g}."
+    if each["failed"]:
+        still = ", ".join(map(str, each["not_fine"])) or "none"
+        yield f"Not right were seeds {', '.join(each['failed'])}; in their newest run still: {still}."
+    yield f"Commits: {', '.join(each['commits'])}."
 
 
 def _change(each: dict[str, Any], prefix: str) -> str:

@@ -35,6 +35,7 @@ class TableService:
 
     Attributes:
         tables: What the mode calls.
+        group: All ranks, for what the main thread exchanges.
     """
 
     def __init__(self, run: RunContext, embeddings: Mapping[str, nn.Embedding], *, timeout_s: float) -> None:
@@ -43,7 +44,7 @@ class TableService:
         tier = run.cluster.tier_of(ranks).value
         group = make_group(ranks, rank=run.rank, label="tables", tier=tier, timeout_s=timeout_s)
         assert group is not None, "every rank is in it"
-        self._group: RankGroup = group
+        self.group: RankGroup = group
         self.tables = ServedTables(
             embeddings,
             rank=run.rank,
@@ -55,6 +56,7 @@ class TableService:
         )
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(destroy, [group])
+            on_failure.callback(self.tables.release, None)
             self._server, self._client = self._meet(timeout_s, on_failure)
             on_failure.pop_all()
         self.tables.connect(self._client)
@@ -67,7 +69,7 @@ class TableService:
             local: [rows of this rank, ...]: the table's values, or of something that is kept beside them.
             everywhere: Whether every rank wants it; else rank 0 does, and the others get ``None``.
         """
-        group = self._group
+        group = self.group
         takers = [rank for rank in range(group.size) if everywhere or rank == 0]
         takes = group.index in takers
         local = local.detach().contiguous()
@@ -105,10 +107,10 @@ class TableService:
         """End the server, connections and the group. Safe to call twice."""
         self._client.close()
         self._server.close()
-        destroy([self._group])
+        destroy([self.group])
 
     def _operation(self, name: str) -> AbstractContextManager[None]:
-        return self._run.collectives.operation(name, self._group)
+        return self._run.collectives.operation(name, self.group)
 
     def _meet(self, timeout_s: float, on_failure: contextlib.ExitStack) -> tuple[RowServer, RowClient]:
         """Serve, say where, and connect to all others. Who reads the store of the run finds the secret."""

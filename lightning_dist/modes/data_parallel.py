@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lightning_dist import build
 from lightning_dist.comm.feedback import Feedback
@@ -19,10 +20,12 @@ from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
 from lightning_dist.gradsync.powersgd import LowRankFeedback
-from lightning_dist.gradsync.sparse import SparseAverage
-from lightning_dist.modes.mode import Mode, unwrapped
+from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
+from lightning_dist.modes.clipping import clip_as_before, clip_globally
+from lightning_dist.modes.mode import Mode, Setting, unwrapped
 from lightning_dist.modes.served import ServedHeld, ServedState
 from lightning_dist.parallel.held_state import HeldState
+from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.topology.layout import Axes, Layout
 
 
@@ -35,8 +38,13 @@ class DataParallelMode(Mode):
     _sparse: SparseAverage | None = None
     _tables: build.TableService | None = None
     _served_state: ServedState | None = None
+    _norm: GlobalNorm | None = None
     _accumulates = False
     _buffers_due = False
+
+    def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
+        super().__init__(setting, module)
+        self._step_hooks: list[RemovableHandle] = []
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
         """Move it to its device, open the lanes and wrap it."""
@@ -58,6 +66,7 @@ class DataParallelMode(Mode):
             announce=rank_zero_info,
             tables=self._tables,
         )
+        self._clip_rows()
         if run.cluster.world_size > 1:
             said = build.describe(run, self._all_reduce, module=self.module, low_rank=self._low_rank)
             self.setting.announce(said)
@@ -78,6 +87,35 @@ class DataParallelMode(Mode):
         served = self._tables.tables.by_parameter
         keep_from_reducer(self.module, [name for name, value in self.module.named_parameters() if value in served])
         rank_zero_info(build.describe_tables(self._tables, self.setting.sync))
+
+    def _clip_rows(self) -> None:
+        """Where gradients are sparse, of which torch has no norm, or their rows are on several ranks."""
+        tables = self._tables
+        if has_sparse_gradients(self.module):
+            self._norm = GlobalNorm(
+                self.setting.run.collectives,
+                None if tables is None else tables.group,
+                dealt=lambda parameter: tables is not None and parameter in tables.tables.by_parameter,
+            )
+            clip_globally(self.setting.precision, self._norm)
+
+    def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Once an optimizer has made its step, other ranks may look at what it has made of this rank's rows."""
+        service = self._tables
+        if service is None:
+            return
+
+        def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})
+
+        for optimizer in map(unwrapped, optimizers):
+            self._step_hooks.append(optimizer.register_step_post_hook(publish))
+
+    def gradient_norm(self, norm_type: float) -> torch.Tensor:
+        """Over the rows of all ranks."""
+        if self._norm is None:
+            return super().gradient_norm(norm_type)
+        return self._norm.total(self.module.parameters(), norm_type)
 
     def rewrap(self) -> nn.Module:
         """Wrap it for the parameters that want gradients now."""
@@ -140,11 +178,11 @@ class DataParallelMode(Mode):
             self._accumulates = False
 
     def begin_batch(self, batch_idx: int) -> None:
-        """The step before is over; other ranks may look up what it has made of this one's rows."""
+        """The step before is over, also one that was skipped."""
         self._publish()
 
     def end_training(self) -> None:
-        """So is the last one."""
+        """So is the last step."""
         self._publish()
 
     def _publish(self) -> None:
@@ -221,7 +259,10 @@ class DataParallelMode(Mode):
 
     def release(self, *, failed: bool) -> None:
         """Drop the wrapper; gather tables on each rank, unless others may be gone."""
-        self._wrapped = None
+        self._wrapped = self._norm = None
+        clip_as_before(self.setting.precision)
+        while self._step_hooks:
+            self._step_hooks.pop().remove()
         served, self._served_state = self._served_state, None
         if self._tables is not None and served is not None:
             self._publish()

@@ -20,7 +20,7 @@ class GlobalNorm:
     """The norm of all gradients, as if they were whole. Every rank makes it, and calls it with the same parameters.
 
     A gradient that is a ``DTensor`` is spread over the group of each axis along which it is; any other is the same on
-    all ranks.
+    all ranks. Of a sparse one the rows that it has count, summed where it has them twice.
 
     Args:
         collectives: The seam.
@@ -28,6 +28,7 @@ class GlobalNorm:
         tensor: The ranks that share layers, along the axis ``tp``; ``None`` where no layer is split.
         stages: The ranks of the pipeline; ``None`` where the model is not cut into stages.
         counts: Whether a parameter's gradient counts on this rank; another one counts it otherwise.
+        dealt: Whether ``shards`` have a part each of a parameter's gradient, though it is no ``DTensor``.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class GlobalNorm:
         *,
         stages: RankGroup | None = None,
         counts: Callable[[nn.Parameter], bool] = lambda parameter: True,
+        dealt: Callable[[nn.Parameter], bool] = lambda parameter: False,
     ) -> None:
         self._collectives = collectives
         self._shards = shards
         self._tensor = tensor
         self._stages = stages
         self._counts = counts
+        self._dealt = dealt
 
     def total(self, parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
         """The norm over all gradients, 0-dim; 0 if there is none. In fp32, in fp64 where a parameter is.
@@ -53,7 +56,6 @@ class GlobalNorm:
             norm_type: Which norm; ``math.inf`` is the largest absolute value.
         """
         listed = list(parameters)
-        gradients = [p.grad for p in listed if p.grad is not None and self._counts(p)]
         zero = torch.zeros(
             1,
             dtype=torch.float64 if any(p.dtype in _DOUBLE for p in listed) else torch.float32,
@@ -65,8 +67,10 @@ class GlobalNorm:
             (False, True): [],
             (False, False): [],
         }
-        for gradient in gradients:
-            local[_spread(gradient)].append(_local(gradient))
+        for parameter in listed:
+            if parameter.grad is not None and self._counts(parameter):
+                spread = (True, False) if self._dealt(parameter) else _spread(parameter.grad)
+                local[spread].append(_local(parameter))
         powers = torch.cat([_power(tensors, norm_type, zero) for tensors in local.values()])
         largest = math.isinf(norm_type)
         for group, part in ((self._shards, powers[:2]), (self._tensor, powers[1:3]), (self._stages, powers)):
@@ -104,11 +108,20 @@ class GlobalNorm:
 
 def _locals(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     """What each gradient holds on this rank."""
-    return [_local(p.grad) for p in parameters if p.grad is not None]
+    return [_local(p) for p in parameters if p.grad is not None]
 
 
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    """Of a sparse gradient a row at a time: one that has rows twice is replaced by one that has them once."""
+    gradient = parameter.grad
+    assert gradient is not None, "those without are left out before"
+    if isinstance(gradient, DTensor):
+        return gradient._local_tensor
+    if not gradient.is_sparse:
+        return gradient
+    if not gradient.is_coalesced():
+        parameter.grad = gradient = gradient.coalesce()
+    return gradient._values()
 
 
 def _spread(gradient: torch.Tensor) -> tuple[bool, bool]:

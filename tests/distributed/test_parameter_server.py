@@ -165,6 +165,32 @@ def test_ranks_look_up_as_often_as_they_like(ranks: RankPool) -> None:
             assert torch.equal(values, ended.weights["words.weight"])
 
 
+class OneLooks(pl.Callback):
+    """Rank 0 looks up after each step, while the others wait for it."""
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.is_global_zero:
+            with torch.no_grad():
+                self.sums.append(float(module.words(torch.arange(NUM_ROWS)).sum()))
+        trainer.strategy.barrier()
+
+
+def fit_with_one_that_looks(context: RankContext) -> tuple[list[float], float]:
+    module, looks = Words("Adagrad", has_layer=False), OneLooks()
+    loader = loader_of([ids_of(step, context.rank) for step in range(3)])
+    trainer_on_pool(context, strategy_of(sync=SERVED), callbacks=[looks]).fit(module, loader)
+    return looks.sums, float(module.words.weight.detach().sum())
+
+
+def test_one_rank_looks_up_while_others_wait(ranks: RankPool) -> None:
+    (sums, last), *_ = ranks.run(fit_with_one_that_looks, world_size=3)
+    assert len(set(sums)) == 3, "each step is seen"
+    assert sums[-1] == last
+
+
 def test_the_row_of_the_padding_stays(ranks: RankPool) -> None:
     (ended, *_) = ranks.run(fit, world_size=2, args=("Adagrad", {"sync": SERVED}))
     assert torch.equal(ended.weights["contexts.weight"][7], torch.zeros(WIDTH))

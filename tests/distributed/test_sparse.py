@@ -157,14 +157,19 @@ def ids_of(rank: int, index: int) -> torch.Tensor:
     return torch.randint(TABLE_ROWS - 8, (2, 8), generator=generator)
 
 
-def fit(context: RankContext, optimizer: str, sync: dict[str, Any], accumulation: int) -> dict[str, torch.Tensor]:
+def fit(
+    context: RankContext, optimizer: str, sync: dict[str, Any], accumulation: int, clip: dict[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
     module = Words(optimizer)
     loader = loader_of([ids_of(context.rank, index) for index in range(6)])
-    trainer_on_pool(context, strategy_of(sync=sync), accumulate_grad_batches=accumulation).fit(module, loader)
+    arguments = {"accumulate_grad_batches": accumulation, **(clip or {})}
+    trainer_on_pool(context, strategy_of(sync=sync), **arguments).fit(module, loader)
     return module.state_dict()
 
 
-def fit_alone(optimizer: str, world_size: int, accumulation: int) -> dict[str, torch.Tensor]:
+def fit_alone(
+    optimizer: str, world_size: int, accumulation: int, clip: dict[str, Any] | None = None
+) -> dict[str, torch.Tensor]:
     """The same in one process: the mean over ranks and micro-batches."""
     module = Words(optimizer, sparse=optimizer == "SparseAdam")
     optimizing = make_optimizer(module)
@@ -172,6 +177,10 @@ def fit_alone(optimizer: str, world_size: int, accumulation: int) -> dict[str, t
         optimizing.zero_grad()
         batches = [ids_of(rank, first + i) for rank in range(world_size) for i in range(accumulation)]
         (torch.stack([module.loss(batch) for batch in batches]).sum() / len(batches)).backward()
+        if clip is not None and "gradient_clip_algorithm" in clip:
+            nn.utils.clip_grad_value_(module.parameters(), clip["gradient_clip_val"])
+        elif clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip["gradient_clip_val"])
         optimizing.step()
     return module.state_dict()
 
@@ -203,3 +212,21 @@ def test_training_equals_the_reference(
             assert torch.equal(got[name], results[0][name])
             assert torch.equal(got[name][-8:], fresh[name][-8:]), "rows that are never used stay"
             assert not torch.equal(got[name], fresh[name])
+
+
+BY_NORM = {"gradient_clip_val": 0.05}
+BY_VALUE = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "clip"),
+    [("rows", BY_NORM), ("parameter_server", BY_NORM), ("parameter_server", BY_VALUE)],
+    ids=["rows-norm", "served-norm", "served-value"],
+)
+def test_clipping_is_that_of_the_dense_gradient(ranks: RankPool, exchange: str, clip: dict[str, Any]) -> None:
+    results = ranks.run(fit, layout=FITS, args=("SGD", {"sparse": {"exchange": exchange}}, 1, clip))
+    expected, unclipped = fit_alone("SGD", len(results), 1, clip), fit_alone("SGD", len(results), 1)
+    for got in results:
+        for name, value in expected.items():
+            torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6)
+            assert not torch.allclose(got[name], unclipped[name], rtol=0, atol=1e-5), "it is clipped at all"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.test_parameter_server import SERVED, Words, ids_of
 from tests.faults.fits import ending_of_fit
+from tests.support.fresh import run_script
 from tests.support.ranks import Died, RankPool
 from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
@@ -69,3 +72,25 @@ def test_all_others_say_who_is_lost(ranks: RankPool, kind: str, has_layer: bool)
     for ending in endings:
         assert ending["is_ours"], ending
         assert "rank 1 (host a)" in ending["text"], ending["text"]
+
+
+@pytest.mark.sweep
+def test_under_an_agent_the_run_goes_on_with_the_rows_of_its_checkpoint(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "scripts" / "served.py"
+    command = [
+        "-m",
+        "lightning_dist.cli",
+        "launch",
+        "--host=h",
+        "--ranks-per-host=2",
+        "--",
+        sys.executable,
+        str(script),
+    ]
+    result = run_script([*command, str(tmp_path / "checkpoints")], deadline_s=150).check()
+    began = re.findall(r"rank (\d) begins at step (\d+) with (\d+) rows", result.stdout)
+    assert sorted((int(rank), int(step)) for rank, step, _ in began) == [(0, 0), (0, 10), (1, 0), (1, 10)]
+    assert sum(int(rows) for *_, rows in began) == 2 * 200
+    ends = re.findall(r"rank (\d) ends, sum (\S+)", result.stdout)
+    assert sorted(rank for rank, _ in ends) == ["0", "1"]
+    assert len({total for _, total in ends}) == 1

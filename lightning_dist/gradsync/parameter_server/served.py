@@ -10,7 +10,7 @@ as a rank likes; :meth:`ServedTables.exchange` when gradients are complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -95,7 +95,7 @@ class ServedTables:
         for number, (name, module) in enumerate(embeddings.items()):
             whole = module.weight.data
             placement = Placement.of(len(whole), num_ranks)
-            module.weight.data = whole[placement.rows_of(rank)].clone()
+            module.weight.data = whole[placement.rows_of(rank)]
             table = Table(tuple(whole.shape), whole.dtype)
             served = ServedTable(number, table, placement, make_shard(module.weight.data))
             self._used[name] = used = _Used(module, served)
@@ -115,10 +115,15 @@ class ServedTables:
         """From now on rows of other ranks can be looked up."""
         self._client = client
 
-    def publish(self) -> None:
-        """What steps were to be made has been made: others may look at this rank's rows."""
+    def publish(self, parameters: Container[Tensor] | None = None) -> None:
+        """What steps were to be made has been made: others may look at this rank's rows.
+
+        Args:
+            parameters: Which tables these are true of; all, if not given.
+        """
         for used in self._used.values():
-            used.served.own.publish(self._version)
+            if parameters is None or used.module.weight in parameters:
+                used.served.own.publish(self._version)
 
     def look_up(self, used: _Used, rows: Tensor) -> Tensor:
         """[n, width]: some rows, each asked for once, as the last step has left them."""
