@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -134,6 +135,11 @@ def hierdist_bf16(context: RankContext, load: Load) -> Measured:
     return hierdist(context, load, {"codec": "bf16"})
 
 
+def hierdist_powersgd(context: RankContext, load: Load) -> Measured:
+    """``HierDistStrategy(sync="powersgd")``, rank 4."""
+    return hierdist(context, load, {"algorithm": "powersgd"})
+
+
 def hierdist_sockets(context: RankContext, load: Load) -> Measured:
     """Ours with the in-host legs over Gloo's loopback sockets, not through shared memory."""
     return hierdist(context, load, {"shared_memory": "off"})
@@ -160,6 +166,14 @@ def ddp_fp16(context: RankContext, load: Load) -> Measured:
     """DDP with torch's fp16 hook, which Lightning does not register on CPU, in a bare loop."""
     model = DistributedDataParallel(make_model(load.compute_s))
     model.register_comm_hook(None, fp16_compress_hook)
+    return _loop(load, model)
+
+
+def ddp_powersgd(context: RankContext, load: Load) -> Measured:
+    """DDP with torch's PowerSGD hook, rank 4, in a bare loop; exact in its first two steps, as it insists on."""
+    model = DistributedDataParallel(make_model(load.compute_s))
+    state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook)
     return _loop(load, model)
 
 
@@ -262,7 +276,9 @@ ARMS: dict[str, Callable[[RankContext, Load], Measured]] = {
     "hierdist": hierdist,
     "hierdist_bf16": hierdist_bf16,
     "hierdist_sockets": hierdist_sockets,
+    "hierdist_powersgd": hierdist_powersgd,
     "ddp_fp16": ddp_fp16,
+    "ddp_powersgd": ddp_powersgd,
     "fsdp2_hybrid": fsdp2_hybrid,
     "fsdp2_hybrid_by_rank": fsdp2_hybrid_by_rank,
     "fsdp2_zero2": fsdp2_zero2,

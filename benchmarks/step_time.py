@@ -70,6 +70,9 @@ SCENARIOS: dict[str, Scenario] = {
     "hsdp:2x2:cyclic:accumulated": Scenario("2x2:cyclic", 200, HYBRID, Load(accumulation=4)),
     "one-host": Scenario("2", None, PEERS, Load(warmup=3, steps=15)),
     "2x2:unshaped": Scenario("2x2", None, PEERS, Load(warmup=3, steps=10)),
+    "powersgd:2x2": Scenario(
+        "2x2", 100, ("lightning_ddp", "hierdist", "ddp_powersgd", "hierdist_powersgd"), Load(warmup=3, steps=3)
+    ),
     "overlap:equal": Scenario(
         "2x2", 200, ("hierdist", "lightning_ddp", "compute_alone", "communication_alone"), Load(compute_s=4.7)
     ),

@@ -20,7 +20,7 @@ from lightning_dist.config.pipeline import SPLIT_BACKWARD
 from lightning_dist.errors import CombinationError
 
 _GATHERING = ("zero1", "zero2", "zero3")
-_LOSSY = ("int8", "onebit", "topk")
+_LOSSY = ("int8", "onebit", "topk", "powersgd")
 _BIASED = ("int8", "nearest")
 _OF_CODECS = {"rounding": ("int8",), "ratio": ("topk",), "error_feedback": _LOSSY, "warmup_steps": _LOSSY}
 _IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
@@ -39,6 +39,11 @@ def refuse_combinations(
         raise CombinationError(
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
+        )
+    if sync is not None and sync.algorithm == "powersgd" and parallel.mode != "ddp":
+        raise CombinationError(
+            f"sync=powersgd with parallel={parallel.mode}: factors are of whole matrices, on ranks that all have the "
+            "same; write parallel=ddp, or sync=int8, onebit or topk"
         )
     encoded = f"sync.codec={sync.codec}" if sync is not None and sync.codec in _LOSSY else ""
     if sync is not None and sync.gathers != "same":
@@ -113,23 +118,28 @@ def without_effect(
             "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "
             "own; write topology=auto, or sync=flat to say what is meant"
         )
+    elif num_hosts == 1 and sync.algorithm == "powersgd":
+        said.append("sync=powersgd has no effect on one host: nothing crosses between hosts; write sync=hierarchical")
     elif num_hosts == 1 and sync.codec != "same":
         said.append(
             f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
+    loses = sync.algorithm if sync.algorithm == "powersgd" else sync.codec
     said += [
         f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={' or '.join(allowed)}"
         for name, allowed in _OF_CODECS.items()
-        if getattr(sync, name) != getattr(SyncConfig(), name) and sync.codec not in allowed
+        if getattr(sync, name) != getattr(SyncConfig(), name) and loses not in allowed
     ]
+    if sync.powersgd != SyncConfig().powersgd and sync.algorithm != "powersgd":
+        said.append(f"sync.powersgd has no effect with sync.algorithm={sync.algorithm}; write sync=powersgd")
     if sync.gathers != "same" and (parallel.mode not in _GATHERING or num_hosts == 1):
         said.append(
             f"sync.gathers={sync.gathers} has no effect with parallel.mode={parallel.mode} on {num_hosts} host(s): "
             "no parameters cross between hosts; write sync.gathers=same"
         )
-    if not sync.error_feedback and (sync.codec in ("onebit", "topk") or (sync.codec, sync.rounding) == _BIASED):
+    if not sync.error_feedback and (loses in ("onebit", "topk", "powersgd") or (sync.codec, sync.rounding) == _BIASED):
         said.append(
-            f"sync.error_feedback=false with sync.codec={sync.codec}: what it loses of a gradient is lost for good, "
+            f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, "
             "always to the same side, and training may end elsewhere; write sync.error_feedback=true"
         )
     if topology.switches and topology.tiers in ("flat", "two_tier"):

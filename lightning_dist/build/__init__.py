@@ -2,6 +2,7 @@
 
 from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver
 from lightning_dist.build.data import layout_of, replicas_of
+from lightning_dist.build.feedback import low_rank_feedback_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -54,6 +55,7 @@ __all__ = [
     "needless_crossings",
     "open_agreement",
     "open_checkpoint_saver",
+    "low_rank_feedback_of",
     "open_gradient_all_reduce",
     "open_host_reading",
     "open_recomputation",

@@ -8,6 +8,28 @@ from lightning_dist.build.run import RunContext
 from lightning_dist.comm.codecs import codec_of
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.config import SyncConfig
+from lightning_dist.gradsync.powersgd import LowRankFeedback
+
+
+def low_rank_feedback_of(run: RunContext, sync: SyncConfig) -> LowRankFeedback | None:
+    """Accounts and factors of ``sync=powersgd``; ``None`` where gradients travel whole, on one host too.
+
+    Args:
+        run: For the cluster.
+        sync: Options.
+    """
+    if sync.algorithm != "powersgd" or run.cluster.num_hosts == 1:
+        return None
+    layout = {"ranks": run.cluster.world_size, "algorithm": sync.algorithm, "columns": sync.powersgd.rank}
+    return LowRankFeedback(
+        layout=json.dumps(layout),
+        rank=run.rank,
+        world_size=run.cluster.world_size,
+        columns=sync.powersgd.rank,
+        warm_start=sync.powersgd.warm_start,
+        warmup_steps=sync.warmup_steps,
+        keeps=sync.error_feedback,
+    )
 
 
 def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | None:

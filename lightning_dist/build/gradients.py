@@ -15,6 +15,7 @@ from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
 from lightning_dist.gradsync.allreduce import AllReduceScheme
 from lightning_dist.gradsync.data_parallel import DataParallel
+from lightning_dist.gradsync.powersgd import LowRankFeedback, PowerSGDScheme, description
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.gradsync.sparse.choice import limit_of
 from lightning_dist.topology import Tier
@@ -43,6 +44,7 @@ def wrap_data_parallel(
     parallel: ParallelConfig,
     sync: SyncConfig,
     extra: Mapping[str, object],
+    low_rank: LowRankFeedback | None = None,
 ) -> DataParallel:
     """Wrap a module so that its gradients are averaged by ``all_reduce``; every rank calls it.
 
@@ -54,6 +56,7 @@ def wrap_data_parallel(
         parallel: Options of the wrapper.
         sync: For the size of buckets.
         extra: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`, as the user gave them.
+        low_rank: What is kept of matrices that travel as factors; ``None``: all travel whole.
     """
     arguments: dict[str, object] = {
         "find_unused_parameters": parallel.find_unused_parameters,
@@ -67,7 +70,10 @@ def wrap_data_parallel(
     with side_stream(run.device), run.collectives.opening("wrapping the model", run.world):
         device_ids = [run.device.index] if run.device.type == "cuda" else None
         wrapped = DataParallel(module, operation=run.operation, device_ids=device_ids, **arguments)
-    AllReduceScheme(all_reduce, sparse).attach(wrapped)
+    if low_rank is None:
+        AllReduceScheme(all_reduce, sparse).attach(wrapped)
+    else:
+        PowerSGDScheme(all_reduce, low_rank, sparse).attach(wrapped)
     return wrapped
 
 
@@ -115,6 +121,23 @@ def open_sparse_average(
         )
 
 
-def describe(run: RunContext, all_reduce: HierarchicalAllReduce) -> str:
-    """Who takes part and which way gradients go, in a line."""
-    return f"hierdist: {describe_ranks(run.cluster)}; gradients: {all_reduce.description}"
+def describe(
+    run: RunContext,
+    all_reduce: HierarchicalAllReduce,
+    *,
+    module: torch.nn.Module | None = None,
+    low_rank: LowRankFeedback | None = None,
+) -> str:
+    """Who takes part and which way gradients go, in a line.
+
+    Args:
+        run: Who takes part.
+        all_reduce: Which way gradients go.
+        module: Whose gradients they are.
+        low_rank: What is kept of matrices that travel as factors; ``None``: all travel whole.
+    """
+    said = f"hierdist: {describe_ranks(run.cluster)}; gradients: {all_reduce.description}"
+    if module is None or low_rank is None:
+        return said
+    trained = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
+    return f"{said}; {description(trained, low_rank.columns)}"

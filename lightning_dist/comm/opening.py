@@ -66,7 +66,7 @@ def open_all_reduce(
     """
     if cluster.num_hosts == 1:
         config = dataclasses.replace(config, codec="same")  # nothing crosses between hosts, also not when flat
-    hierarchy = hierarchy_of(cluster if config.algorithm == "hierarchical" else cluster.flattened())
+    hierarchy = hierarchy_of(cluster.flattened() if config.algorithm == "flat" else cluster)
     slot_bytes = -(-config.chunk_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
     opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes)
     legs: list[Leg] = []
@@ -140,7 +140,7 @@ def _as_inner(hierarchy: Hierarchy, opening: _Opening) -> tuple[list[LegPlan], L
     """On one host, CPU ranks that may share memory are an inner leg with nothing above it."""
     one_host = hierarchy.top.tier is Tier.HOST
     may_share = opening.device.type == "cpu" and opening.config.shared_memory == "auto"
-    if one_host and may_share and hierarchy.top.width > 1 and opening.config.algorithm == "hierarchical":
+    if one_host and may_share and hierarchy.top.width > 1 and opening.config.algorithm != "flat":
         return [LegPlan(Tier.HOST, hierarchy.top.groups, hierarchy.top.width)], None
     return list(hierarchy.inner), hierarchy.top
 

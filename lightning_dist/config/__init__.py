@@ -29,6 +29,7 @@ from lightning_dist.config.pipeline import (
     STAGE_PLACEMENTS,
     PipelineConfig,
 )
+from lightning_dist.config.powersgd import PowerSGDConfig
 from lightning_dist.config.recompute import RECOMPUTE_MODES, RECOMPUTE_PRESETS, RecomputeConfig
 from lightning_dist.config.resolve import from_mapping, resolve, resolve_options
 from lightning_dist.config.sparse import SparseConfig
@@ -82,6 +83,7 @@ __all__ = [
     "START_METHODS",
     "SYNC_ALGORITHMS",
     "SYNC_PRESETS",
+    "PowerSGDConfig",
     "SparseConfig",
     "SyncConfig",
     "TENSOR_PLANS",

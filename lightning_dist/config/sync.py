@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lightning_dist.config.checks import MIB, check_choice, check_count, check_flags, check_range
+from lightning_dist.config.powersgd import PowerSGDConfig
 from lightning_dist.config.sparse import SparseConfig
+from lightning_dist.errors import CombinationError
 
-SYNC_ALGORITHMS = ("flat", "hierarchical")
+SYNC_ALGORITHMS = ("flat", "hierarchical", "powersgd")
 CODECS = ("same", "bf16", "int8", "onebit", "topk")
 ROUNDINGS = ("nearest", "stochastic")
 GATHERS = ("same", "int8")
@@ -19,17 +21,19 @@ class SyncConfig:
     """How gradients travel.
 
     Attributes:
-        algorithm: ``flat`` (one all-reduce over the world) or ``hierarchical`` (reduce in the host, all-reduce
-            across hosts, gather in the host).
+        algorithm: ``flat`` (one all-reduce over the world), ``hierarchical`` (reduce in the host, all-reduce across
+            hosts, gather in the host) or ``powersgd`` (matrices as products of two thin ones, which travel so; with
+            ``parallel=ddp``).
         codec: What crosses between hosts: ``same`` as the gradient, ``bf16`` (2 bytes a value), ``int8`` (1 byte, in
             steps of the largest of 256 values), ``onebit`` (signs and the mean magnitude of 256 values) or ``topk``
             (the largest values only). Legs inside a host are exact; with ``flat`` there are none, and values are
             encoded between all ranks of several hosts.
         rounding: Of ``int8``: to the ``nearest`` step, or ``stochastic``, which is right on average.
         ratio: Of ``topk``: the share of values that go, in (0, 0.5).
-        error_feedback: Whether what ``int8``, ``onebit`` and ``topk`` lose of a gradient is added to what is sent next.
-            It takes the memory of fp32 gradients once a host, and once more over all ranks.
-        warmup_steps: So many synchronisations are exact before the first that ``int8``, ``onebit`` or ``topk`` encodes.
+        error_feedback: Whether what ``int8``, ``onebit``, ``topk`` and ``powersgd`` lose of a gradient is added to what
+            is sent next. It takes the memory of fp32 gradients once a host (``powersgd``: a rank), and once more over
+            all ranks.
+        warmup_steps: So many synchronisations are exact before the first in which something is lost.
         gathers: How parameters of ``zero1``, ``zero2`` and ``zero3`` cross between hosts: ``same`` as they are, or
             ``int8``. Each rank keeps its shard, and steps it, exact.
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
@@ -39,6 +43,7 @@ class SyncConfig:
         shared_memory: ``auto`` (in-host legs on CPU through shared memory where ranks turn out to share it) or
             ``off``.
         timeout_s: Deadline of each operation between ranks, in seconds.
+        powersgd: Of ``algorithm=powersgd``.
         sparse: What becomes of the gradients of embeddings with ``sparse=True``.
     """
 
@@ -54,6 +59,7 @@ class SyncConfig:
     max_in_flight: int = 4
     shared_memory: str = "auto"
     timeout_s: float = 600.0
+    powersgd: PowerSGDConfig = field(default_factory=PowerSGDConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
 
     def __post_init__(self) -> None:
@@ -68,6 +74,11 @@ class SyncConfig:
         check_range("sync.bucket_bytes", self.bucket_bytes, low=1024, unit="bytes")
         check_range("sync.chunk_bytes", self.chunk_bytes, low=4096, unit="bytes")
         check_range("sync.max_in_flight", self.max_in_flight, low=1, high=16, unit="chunks")
+        if self.algorithm == "powersgd" and self.codec != "same":
+            raise CombinationError(
+                f"sync.codec={self.codec} with sync.algorithm=powersgd: what crosses is small already, and is exact; "
+                f"write sync.codec=same, or sync={self.codec} without powersgd"
+            )
         check_range("sync.timeout_s", self.timeout_s, low=0.1, unit="seconds")
 
 
@@ -78,6 +89,7 @@ SYNC_PRESETS: dict[str, SyncConfig] = {
     "int8": SyncConfig(codec="int8"),
     "onebit": SyncConfig(codec="onebit", warmup_steps=100),
     "topk": SyncConfig(codec="topk"),
+    "powersgd": SyncConfig(algorithm="powersgd"),
     "auto": SyncConfig(sparse=SparseConfig(exchange="auto")),
     "parameter_server": SyncConfig(sparse=SparseConfig(exchange="parameter_server")),
 }

@@ -26,6 +26,7 @@ _MOST_MOMENTS = 200  # of a curve over time
 _STYLE = """
 .arm { fill: none; stroke-width: 2; stroke-linejoin: round } .arm.thin { stroke-width: .8; opacity: .45 }
 .arm.a { stroke: var(--p-forward) } .arm.b { stroke: var(--p-data_wait) } .arm.gap { stroke: var(--ink) }
+.chart { margin-bottom: 1.4rem }
 .spread { opacity: .25 } .spread.gap { fill: var(--curve) }
 .key { font-weight: 600 } .key.a { color: var(--p-forward) } .key.b { color: var(--p-data_wait) }
 .verdict.open { border-left-color: var(--p-data_wait) }

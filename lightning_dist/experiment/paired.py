@@ -18,7 +18,7 @@ import numpy as np
 from lightning_dist.experiment.student import t_quantile
 
 LEVEL = 0.95
-BOOTSTRAP_AT_LEAST = 4  # of fewer pairs, too many resamples are one pair over and over
+BOOTSTRAP_AT_LEAST = 5  # of fewer pairs, too many resamples are one pair over and over
 _RESAMPLES = 10_000
 _SEED = 20_230_501  # the same intervals from the same values
 

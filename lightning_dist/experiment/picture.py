@@ -10,7 +10,7 @@ from lightning_dist.monitor.report.markup import Markup, element
 
 Point = tuple[float, float]
 _WIDTH, _HEIGHT = 720, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 10, 30
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 20, 30
 _MOST_POINTS = 400
 _TICKS = 5
 

@@ -15,6 +15,7 @@ from lightning_dist.comm.feedback import Origin, Span
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.sparse import SparseAverage
+from lightning_dist.gradsync.unapplied import give_back
 
 
 class AllReduceScheme:
@@ -70,13 +71,8 @@ class AllReduceScheme:
         """Take back what the codec made of gradients that no rank had, and what was owed of them: it is not applied."""
         feedback, means = self._all_reduce.feedback, self._means
         self._means = []
-        if feedback is None or not self._all_reduce.is_first:
-            return
-        for buffer, parameters in means:
-            values = buffer.split([parameter.numel() for parameter in parameters])
-            for parameter, mean in zip(parameters, values, strict=True):
-                if parameter.grad is None:
-                    feedback.give_back(self._names[parameter], 0, mean)
+        if feedback is not None and self._all_reduce.is_first:
+            give_back(feedback, means, self._names)
 
     def _origin(self, bucket: dist.GradBucket) -> Origin:
         spans = tuple(Span(self._names[p], 0, p.numel()) for p in bucket.parameters())

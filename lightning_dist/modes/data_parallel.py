@@ -19,6 +19,7 @@ from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
+from lightning_dist.gradsync.powersgd import LowRankFeedback
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.mode import Mode, Setting, unwrapped
@@ -33,6 +34,7 @@ class DataParallelMode(Mode):
 
     _wrapped: DataParallel | None = None
     _all_reduce: HierarchicalAllReduce | None = None
+    _low_rank: LowRankFeedback | None = None
     _sparse: SparseAverage | None = None
     _tables: build.TableService | None = None
     _served_state: ServedState | None = None
@@ -49,6 +51,12 @@ class DataParallelMode(Mode):
         run = self.setting.run
         self.module.to(run.device)
         self._all_reduce = build.open_gradient_all_reduce(run, self.setting.sync)
+        self._low_rank = build.low_rank_feedback_of(run, self.setting.sync)
+        if self._low_rank is not None and trainer.precision == "16-mixed":
+            raise CombinationError(
+                "sync=powersgd with precision=16-mixed: what is owed of gradients is in units of a loss scale that "
+                "changes; write precision=bf16-mixed, or sync=bf16"
+            )
         self._serve(trainer)
         self._sparse = build.open_sparse_average(
             run,
@@ -60,7 +68,8 @@ class DataParallelMode(Mode):
         )
         self._clip_rows()
         if run.cluster.world_size > 1:
-            self.setting.announce(build.describe(run, self._all_reduce))
+            said = build.describe(run, self._all_reduce, module=self.module, low_rank=self._low_rank)
+            self.setting.announce(said)
         return self.rewrap()
 
     def _serve(self, trainer: pl.Trainer) -> None:
@@ -123,6 +132,7 @@ class DataParallelMode(Mode):
             parallel=setting.parallel,
             sync=setting.sync,
             extra=setting.ddp_arguments,
+            low_rank=self._low_rank,
         )
         return self._wrapped
 
@@ -202,8 +212,8 @@ class DataParallelMode(Mode):
 
     @property
     def feedback(self) -> Feedback | None:
-        """Of the lanes."""
-        return None if self._all_reduce is None else self._all_reduce.feedback
+        """Of the lanes, or of what is made of gradients before."""
+        return self._low_rank or (None if self._all_reduce is None else self._all_reduce.feedback)
 
     def abort(self, reason: str) -> None:
         """End the lanes."""

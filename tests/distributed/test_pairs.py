@@ -32,6 +32,11 @@ REFUSED: dict[Pair, str] = {
     pair(("model", "mlp"), ("data", "sharded")): "write data=synthetic",
     pair(("parallel", "tensor"), ("topology", "flat")): "write topology=auto",
     pair(("parallel", "pipeline"), ("recompute", "budget")): "write recompute=full",
+    **{
+        pair(("sync", "powersgd"), ("parallel", mode)): "write parallel=ddp"
+        for mode in GROUPS["parallel"]
+        if mode != "ddp"
+    },
 }
 """What does not go together, and what the error says."""
 
@@ -84,7 +89,10 @@ def train(context: RankContext, run: RunConfig) -> float:
 def test_options_train_together(ranks: RankPool, tmp_path: Path, options: dict[str, str]) -> None:
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
     text = [] if options["data"] == "synthetic" else [f"data.path={tmp_path}/text.txt"]
-    crosses = options["topology"] == "three_tier" or options["sync"] == "bf16"  # for which one host is nothing
+    crosses = options["topology"] == "three_tier" or options["sync"] not in (
+        "flat",
+        "hierarchical",
+    )  # for which one host is nothing
     layout = TWO_HOSTS if crosses else ONE_HOST
     own = [f"trainer.num_nodes={len(layout)}", f"monitor.history={tmp_path}/history"]
     run = composed(options, *text, *own)
