@@ -37,6 +37,7 @@ REFUSED: dict[Pair, str] = {
         for mode in GROUPS["parallel"]
         if mode != "ddp"
     },
+    **{pair(("sync", codec), ("parallel", "tensor")): "write sync=bf16" for codec in ("int8", "onebit", "topk")},
 }
 """What does not go together, and what the error says."""
 
@@ -89,10 +90,8 @@ def train(context: RankContext, run: RunConfig) -> float:
 def test_options_train_together(ranks: RankPool, tmp_path: Path, options: dict[str, str]) -> None:
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
     text = [] if options["data"] == "synthetic" else [f"data.path={tmp_path}/text.txt"]
-    crosses = options["topology"] == "three_tier" or options["sync"] not in (
-        "flat",
-        "hierarchical",
-    )  # for which one host is nothing
+    # For these one host is nothing.
+    crosses = options["topology"] == "three_tier" or options["sync"] not in ("flat", "hierarchical")
     layout = TWO_HOSTS if crosses else ONE_HOST
     own = [f"trainer.num_nodes={len(layout)}", f"monitor.history={tmp_path}/history"]
     run = composed(options, *text, *own)

@@ -12,6 +12,7 @@ from lightning_dist.cli import COMMANDS, main
 
 # What a command needs besides, before and after the option.
 NEEDED: dict[str, tuple[list[str], list[str]]] = {
+    "ab": (["--a", "sync=hierarchical", "--b", "sync=bf16"], ["--", "true"]),
     "topology": (["--cluster", "2x2"], []),
     "history": ([], []),
     "doctor": ([], ["--", "true"]),

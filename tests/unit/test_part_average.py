@@ -20,12 +20,13 @@ class Doubling:
 
     def __init__(self) -> None:
         self.members = (0, 1)
+        self.feedback = None
         self.sent: list[int] = []
         self.log: list[str] = []
         self._under_way: torch.Tensor | None = None
 
     def reduce_scatter(
-        self, output: torch.Tensor, tensor: torch.Tensor, *, mean: bool, then: Callable[[], None]
+        self, output: torch.Tensor, tensor: torch.Tensor, *, mean: bool, then: Callable[[], None], account: None
     ) -> Future[torch.Tensor]:
         assert mean
         assert tensor.numel() == 2 * output.numel()
@@ -35,7 +36,9 @@ class Doubling:
         then()
         return done(output)
 
-    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Future[torch.Tensor]:
+    def all_gather(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, codec: None, account: None
+    ) -> Future[torch.Tensor]:
         assert self._under_way is not None
         return done(output.copy_(self._under_way))
 
