@@ -11,6 +11,7 @@ import pytest
 
 from lightning_dist.elastic.agent import template
 from lightning_dist.elastic.agent.command import Kind, Program
+from lightning_dist.elastic.agent.environment import template_environment
 from lightning_dist.elastic.agent.start import Start
 from lightning_dist.elastic.agent.warm import Ended, TemplateLostError, WarmProcess
 
@@ -18,7 +19,7 @@ from lightning_dist.elastic.agent.warm import Ended, TemplateLostError, WarmProc
 @pytest.fixture
 def warm(tmp_path: Path) -> Iterator[WarmProcess]:
     with WarmProcess(
-        tmp_path / "agent", import_folder=str(tmp_path), environment=dict(os.environ), may_fork=True
+        tmp_path / "agent", import_folder=str(tmp_path), environment=template_environment(os.environ), may_fork=True
     ) as process:
         yield process
 
@@ -83,7 +84,9 @@ def test_one_that_cannot_fork_ranks_makes_room_for_a_new_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agent").mkdir()
-    process = WarmProcess(tmp_path / "agent", import_folder=str(tmp_path), environment=dict(os.environ), may_fork=True)
+    process = WarmProcess(
+        tmp_path / "agent", import_folder=str(tmp_path), environment=template_environment(os.environ), may_fork=True
+    )
     monkeypatch.setattr("torch.cuda._is_in_bad_fork", lambda: os.getpid() != agent)
     agent = os.getpid()
     if template.why_not_forkable() is not None:
