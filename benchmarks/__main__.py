@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import checkpoint, memory, meta_build, monitor, pipeline, recompute, resume, sparse, step_time
+from benchmarks import checkpoint, codecs, memory, meta_build, monitor, pipeline, recompute, resume, sparse, step_time
 from benchmarks.data import command as data
 from benchmarks.elastic import command as elastic
 from benchmarks.ending import clean_up_when_terminated
@@ -22,6 +22,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "monitor": monitor.main,
     "elastic": elastic.main,
     "sparse": sparse.main,
+    "codecs": codecs.main,
 }
 
 

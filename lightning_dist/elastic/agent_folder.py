@@ -7,12 +7,14 @@ import os
 import secrets
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_dist.config import ElasticConfig
 from lightning_dist.config.resolve import from_mapping
 from lightning_dist.elastic.policy.sizes import Sizes
 from lightning_dist.errors import ConfigError
+
+_T = TypeVar("_T")
 
 OPTIONS_FILE = "options.json"
 SIZES_FILE = "sizes.json"
@@ -29,12 +31,7 @@ def told_options(folder: Path) -> ElasticConfig | None:
     Raises:
         ConfigError: The file is no such thing, e.g. that of another version.
     """
-    found = read_json(folder / OPTIONS_FILE)
-    if found is None:
-        return None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{folder / OPTIONS_FILE} holds no options: {found!r}")
-    return from_mapping("elastic", found, ElasticConfig)
+    return _told(folder / OPTIONS_FILE, "elastic", ElasticConfig)
 
 
 def tell_sizes(folder: Path, sizes: Sizes) -> None:
@@ -48,12 +45,7 @@ def told_sizes(folder: Path) -> Sizes | None:
     Raises:
         ConfigError: The file is no such thing, e.g. that of another version.
     """
-    found = read_json(folder / SIZES_FILE)
-    if found is None:
-        return None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{folder / SIZES_FILE} holds no sizes: {found!r}")
-    return from_mapping("sizes", found, Sizes)
+    return _told(folder / SIZES_FILE, "sizes", Sizes)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -82,3 +74,12 @@ def read_json(path: Path) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _told(path: Path, name: str, kind: type[_T]) -> _T | None:
+    found = read_json(path)
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no {path.stem}: {found!r}")
+    return from_mapping(name, found, kind)

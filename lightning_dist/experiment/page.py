@@ -1,14 +1,11 @@
-"""A comparison as one HTML file: no network, no script."""
+"""A comparison as one HTML file, without a script."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 
 from lightning_dist.experiment.arms import ARMS, Experiment, RunName, said
 from lightning_dist.experiment.comparison import Comparison
@@ -18,6 +15,7 @@ from lightning_dist.experiment.picture import Band, Line, Point, chart
 from lightning_dist.experiment.store import Outcome
 from lightning_dist.experiment.verdict import Answer
 from lightning_dist.experiment.words import HEADINGS, advice, metric_words, row, value_text
+from lightning_dist.monitor.report.document import asset, document, section
 from lightning_dist.monitor.report.markup import Markup, element, joined
 from lightning_dist.monitor.report.pieces import counted
 from lightning_dist.monitor.report.quantities import text
@@ -48,24 +46,12 @@ def html_of(experiment: Experiment, comparison: Comparison, failed: Mapping[RunN
         element("h1", title),
         element("p", *_facts(comparison), class_="meta"),
         _verdict(comparison),
-        _section("figures", "Figures", _figures(comparison)),
-        _section("curves", "Curves", *_curves(comparison)),
-        _section("runs", "Runs", _runs(comparison), *_failures(failed)),
-        _section("command", "What was run", _command(experiment)),
+        section("figures", "Figures", _figures(comparison)),
+        section("curves", "Curves", *_curves(comparison)),
+        section("runs", "Runs", _runs(comparison), *_failures(failed)),
+        section("command", "What was run", _command(experiment)),
     )
-    style = _style()
-    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", title),
-        element("style", Markup(style)),
-    )
-    return "<!doctype html>\n" + element("html", head, element("body", element("main", body)), lang="en") + "\n"
+    return document(title, element("main", body), style=asset("style.css") + _STYLE)
 
 
 def _facts(comparison: Comparison) -> Iterator[Markup]:
@@ -223,16 +209,3 @@ def _command(experiment: Experiment) -> Markup:
         element("p", element("span", "b", class_="key b"), f": {said(experiment.b)}"),
         element("pre", shlex.join(experiment.command)),
     )
-
-
-def _section(name: str, title: str, *children: Markup | None) -> Markup:
-    return element("section", element("h2", title, id=name), *children, aria_labelledby=name)
-
-
-def _style() -> str:
-    shared = resources.files("lightning_dist.monitor.report").joinpath("assets", "style.css")
-    return shared.read_text(encoding="utf-8") + _STYLE
-
-
-def _hash(content: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -9,13 +9,13 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import nn
 
 from lightning_dist import build
 from lightning_dist.build.groups import GroupMaker
 from lightning_dist.comm.feedback import Origin, Span
 from lightning_dist.config import SyncConfig, TopologyConfig
 from lightning_dist.events import EventStream
+from tests.distributed.fixed_gradients import FixedGradients
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.pipeline_runs import StageCase, StageLearner
 from tests.distributed.test_checkpoint_layouts import STRATEGIES, SaveAtEnd
@@ -47,43 +47,15 @@ def gradients_of(rank: int, step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-class FixedGradients(pl.LightningModule):
-    """A loss whose gradients are the batch, whatever the weights: weights are minus the sum of what was applied.
-
-    ``late`` trains only from step 4 on, ``never`` takes no part.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, shape in SHAPES.items():
-            setattr(self, name, nn.Parameter(torch.zeros(shape)))
-        self.late.requires_grad_(False)
-        self.owed: dict[str, torch.Tensor] = {}
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if batch_idx == UNFROZEN_AT:
-            self.late.requires_grad_(True)
-
-    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
-        used = ["first", "second", *(["late"] if batch_idx >= UNFROZEN_AT else [])]
-        return torch.stack([(getattr(self, name) * batch[name]).sum() for name in used]).sum()
-
-    def on_train_end(self) -> None:
-        feedback = self.trainer.strategy._mode.feedback  # type: ignore[attr-defined]
-        self.owed = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-        for name, pieces in ({} if feedback is None else feedback.owed()).items():
-            for low, values in pieces:
-                self.owed[name].view(-1)[low : low + len(values)] += values
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
+def fixed_gradients() -> FixedGradients:
+    return FixedGradients(SHAPES, uses=("first", "second", "late"), unfrozen_at=UNFROZEN_AT)
 
 
 def train_fixed(
     context: RankContext, parallel: str, sync: dict[str, Any], accumulation: int, steps: list[int], folder: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights, and what this rank owes of them in the end; saved there, and begun where another run has saved."""
-    module, path = FixedGradients(), Path(folder)
+    module, path = fixed_gradients(), Path(folder)
     strategy = strategy_of(
         parallel={"mode": parallel, "find_unused_parameters": True},
         sync={"chunk_bytes": 4096, **sync},
@@ -230,7 +202,7 @@ def save_full(context: RankContext, path: str) -> None:
     strategy = strategy_of(sync={"codec": "onebit"}, parallel={"find_unused_parameters": True})
     trainer = trainer_on_pool(context, strategy, callbacks=[SaveAtEnd(Path(path))])
     with pytest.warns(UserWarning, match="write checkpoint=sharded") if context.rank == 0 else nullcontext():
-        trainer.fit(FixedGradients(), loader_of([gradients_of(context.rank, 0)]))
+        trainer.fit(fixed_gradients(), loader_of([gradients_of(context.rank, 0)]))
 
 
 def test_a_file_that_does_not_hold_what_is_owed_says_so(ranks: RankPool, tmp_path: Path) -> None:

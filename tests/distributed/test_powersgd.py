@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import nn
 
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.powersgd.factors import first_factor, matrix_of, orthonormal
+from tests.distributed.fixed_gradients import FixedGradients
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.test_checkpoint_layouts import SaveAtEnd
 from tests.support.ranks import RankPool
@@ -28,6 +28,8 @@ RANK = 2
 STEPS = 5
 UNFROZEN_AT = 3
 
+GradientsT = TypeVar("GradientsT", bound=FixedGradients)
+
 
 def gradients_of(rank: int, step: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(100 * rank + step)
@@ -39,40 +41,15 @@ def mean_gradients(world_size: int, step: int) -> dict[str, torch.Tensor]:
     return {name: torch.stack([each[name] for each in every]).mean(0) for name in SHAPES}
 
 
-class FixedGradients(pl.LightningModule):
-    """A loss whose gradients are the batch, whatever the weights: weights are minus the sum of what was applied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, shape in SHAPES.items():
-            setattr(self, name, nn.Parameter(torch.zeros(shape)))
-        self.late.requires_grad_(False)
-        self.owed: dict[str, torch.Tensor] = {}
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if batch_idx == UNFROZEN_AT:
-            self.late.requires_grad_(True)
-
-    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
-        used = [name for name in SHAPES if getattr(self, name).requires_grad]
-        return torch.stack([(getattr(self, name) * batch[name]).sum() for name in used]).sum()
-
-    def on_train_end(self) -> None:
-        feedback = self.trainer.strategy._mode.feedback  # type: ignore[attr-defined]
-        self.owed = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
-        for name, pieces in ({} if feedback is None else feedback.owed()).items():
-            for low, values in pieces:
-                self.owed[name].view(-1)[low : low + len(values)] += values
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1.0)
+def fixed_gradients(kind: type[GradientsT]) -> GradientsT:
+    return kind(SHAPES, uses=tuple(SHAPES), unfrozen_at=UNFROZEN_AT)
 
 
 def train(
     context: RankContext, folder: str, sync: dict[str, Any], accumulation: int = 1, steps: int = STEPS
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights and what this rank owes in the end, saved there; begun where another run has saved."""
-    module, path = FixedGradients(), Path(folder)
+    module, path = fixed_gradients(FixedGradients), Path(folder)
     saved = sorted(path.glob("*.ckpt"))
     trainer = trainer_on_pool(
         context,
@@ -179,7 +156,7 @@ def straight_and_resumed(context: RankContext, folder: str) -> list[Any]:
     batches = [gradients_of(context.rank, step) for step in range(STEPS)]
 
     def run(epochs: int, ckpt_path: Path | None = None, *callbacks: pl.Callback) -> dict[str, torch.Tensor]:
-        module = FixedGradients()
+        module = fixed_gradients(FixedGradients)
         trainer = trainer_on_pool(context, strategy_of(**options), max_epochs=epochs, callbacks=list(callbacks))
         trainer.fit(module, loader_of(batches), ckpt_path=ckpt_path)
         return {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -211,7 +188,7 @@ class Poisoned(FixedGradients):
 
 
 def train_poisoned(context: RankContext) -> tuple[list[bool], torch.Tensor, torch.Tensor]:
-    module = Poisoned()
+    module = fixed_gradients(Poisoned)
     trainer = trainer_on_pool(context, strategy_of(sync={"algorithm": "powersgd", "powersgd": {"rank": RANK}}))
     trainer.fit(module, loader_of([gradients_of(context.rank, step) for step in range(STEPS)]))
     return module.seen, module.matrix.detach(), module.owed["matrix"]

@@ -1,17 +1,15 @@
-"""The report as one HTML file: no network, no script but its own, held to that by a policy in its head."""
+"""The report as one HTML file."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 
 from lightning_dist.monitor.record import RunRecord
 from lightning_dist.monitor.report.breakdown import apart, breakdowns
 from lightning_dist.monitor.report.charts_section import charts_section
 from lightning_dist.monitor.report.course import course
+from lightning_dist.monitor.report.document import asset, document, section
 from lightning_dist.monitor.report.finite import finite
 from lightning_dist.monitor.report.incident_marks import marks_of_incidents
 from lightning_dist.monitor.report.incidents_section import incidents_section
@@ -88,63 +86,31 @@ def html_of(
             "main",
             verdict_section(verdict),
             speed(throughput(record)),
-            _section("incidents", "Incidents", happened) if happened is not None else None,
-            _section("step", "One step", timeline_section(shown, shown_ranks)),
-            _section("shares", "Where the time goes", shares_section(ranks, shown_ranks, marks)) if ranks else None,
-            _section("course", "Over the run", charts_section(series, shown_ranks, marks)),
+            section("incidents", "Incidents", happened) if happened is not None else None,
+            section("step", "One step", timeline_section(shown, shown_ranks)),
+            section("shares", "Where the time goes", shares_section(ranks, shown_ranks, marks)) if ranks else None,
+            section("course", "Over the run", charts_section(series, shown_ranks, marks)),
             *(_picture(picture) for picture in pictures),
-            _section("about", "The run", about(every)),
+            section("about", "The run", about(every)),
         ),
     )
     title = f"{record.facts.strategy}, run {record.facts.run_id}"
-    return "<!doctype html>\n" + element("html", _head(title), element("body", body, *_scripts(data)), lang="en") + "\n"
-
-
-def _head(title: str) -> Markup:
-    style, script = _asset("style.css"), _script()
-    policy = (
-        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    return element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", title),
-        element("style", Markup(style)),
-    )
-
-
-def _scripts(data: dict[str, object]) -> tuple[Markup, ...]:
-    return (
+    script = _script()
+    scripts = (
         element("script", json_inside(data), type="application/json", id="data"),
-        element("script", Markup(_script())),
+        element("script", Markup(script)),
     )
+    return document(title, body, *scripts, style=asset("style.css"), script=script)
 
 
 def _script() -> str:
-    parts = "\n".join(map(_asset, _SCRIPTS))
+    parts = "\n".join(map(asset, _SCRIPTS))
     return f'(() => {{\n"use strict";\n{parts}}})();\n'
-
-
-def _asset(name: str) -> str:
-    return resources.files("lightning_dist.monitor.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _hash(content: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
-
-
-def _section(name: str, title: str, *children: Markup | None) -> Markup:
-    return element("section", element("h2", title, id=name), *children, aria_labelledby=name)
 
 
 def _picture(picture: Picture) -> Markup:
     name = "".join(character if character.isalnum() else "-" for character in picture.title.lower())
-    return _section(
+    return section(
         name,
         picture.title,
         element("div", Markup(picture.svg), class_="scroll picture"),
