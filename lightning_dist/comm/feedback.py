@@ -136,9 +136,13 @@ class Feedback:
         rank: Of this process.
         warmup_steps: So many synchronisations are exact, before the first that is not.
         keeps: Whether what is lost is kept; else it is lost for good.
+        loses: Whether anything is encoded here; else there is only what was taken over.
     """
 
-    def __init__(self, *, layout: str, rank: int, warmup_steps: int = 0, keeps: bool = True) -> None:
+    def __init__(
+        self, *, layout: str, rank: int, warmup_steps: int = 0, keeps: bool = True, loses: bool = True
+    ) -> None:
+        self.loses = loses
         self._layout = layout
         self._rank = rank
         self._warmup_steps = warmup_steps

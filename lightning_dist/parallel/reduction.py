@@ -234,7 +234,8 @@ class GradientReduction:
         group = self._watches[index].group
         carried = [(view, self._aside.pop(p)) for p, view in views_of(group, output) if p in self._aside]
         across = self._across if self.crosses else None
-        sum_account, shard_account = self._accounts(index, gradients, mean=mean)
+        given = output if gradients is None else gradients
+        sum_account, shard_account = self._accounts(index, given, mean=mean)
 
         def then() -> None:
             for view, earlier in carried:
@@ -252,13 +253,11 @@ class GradientReduction:
                 )
             )
 
-    def _accounts(
-        self, index: int, gradients: torch.Tensor | None, *, mean: bool
-    ) -> tuple[Account | None, Account | None]:
+    def _accounts(self, index: int, gradients: torch.Tensor, *, mean: bool) -> tuple[Account | None, Account | None]:
         """Of a group's gradients and, where there are replicas, of its shard of their sum."""
         feedback, across = self._scatter.feedback, self._across
         in_host = self._scatter.encodes  # also where there are replicas
-        if feedback is None or gradients is None or (across is not None and not self.crosses and not in_host):
+        if feedback is None or (across is not None and not self.crosses and not in_host):
             return None, None
         group, key, shards = self._watches[index].group, f"{index} {self._names[index]}", len(self._scatter.members)
         replicas = 1 if across is None else across.world_size
@@ -322,12 +321,15 @@ class GradientReduction:
 
     def _give_back(self, param: ShardedParam) -> None:
         """What a codec made of a gradient that no rank had, and what was owed of it, is not applied."""
-        feedback, gradient = self._scatter.feedback, param.sharded_param.grad
-        is_first = self._across is None or self._across.is_first
-        if feedback is None or gradient is None or not is_first or not self.crosses:
+        feedback, gradient, across = self._scatter.feedback, param.sharded_param.grad, self._across
+        if feedback is None or gradient is None:
             return
         span = span_of_shard(param, self._scatter.index)
-        feedback.give_back(name_of(param), span.low, _local(gradient).reshape(-1)[: span.length])
+        mean = _local(gradient).reshape(-1)[: span.length]
+        if across is None or (self.crosses and across.is_first):
+            feedback.give_back(name_of(param), span.low, mean)
+        elif not self.crosses and self._scatter.encodes:  # of this replica only
+            feedback.give_back(name_of(param), span.low, mean / across.world_size)
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:

@@ -1,4 +1,4 @@
-"""Every way in which gradients travel, from the example by one override: trained, saved, and gone on with other ranks."""
+"""Every way in which gradients travel, from the example by one override: it trains, and goes on with other ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 from hydra import compose, initialize_config_module
 
 from lightning_dist import config_store
-from lightning_dist.errors import CombinationError
 from lightning_dist.run_config import RunConfig
 from tests.examples.test_train import TRAIN, printing_into
 from tests.support.ranks import RankPool
