@@ -122,7 +122,9 @@ class LaneSums:
     def _accounts(self, arrived: Arrived) -> tuple[Account | None, Account | None]:
         """Of a group's gradients and, where there are replicas, of its shard of their sum."""
         feedback, across = self.feedback, self._across
-        if feedback is None or arrived.gradients is None or (across is not None and not arrived.crosses):
+        in_host = self._scatter.encodes  # also where there are replicas
+        stays = across is not None and not arrived.crosses and not in_host
+        if feedback is None or arrived.gradients is None or stays:
             return None, None
         shards = len(self._scatter.members)
         replicas = 1 if across is None else across.world_size
@@ -131,6 +133,6 @@ class LaneSums:
         whole = feedback.enter(origin, arrived.gradients)
         if across is None:
             return whole, None
-        # Gradients stay in the host until they are summed, exact; what is owed of the shard is filed with the whole.
+        # Gradients stay in the host until they are summed; what is owed of the shard is filed with the whole.
         shard = origin_of_shard(arrived.group, arrived.key, shard=self._scatter.index, weight=1 / replicas)
-        return None, feedback.enter(shard, None)
+        return whole if in_host else None, feedback.enter(shard, None) if arrived.crosses else None
