@@ -47,8 +47,8 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     if feedback is None:
         rank_zero_warn(
             "the checkpoint holds what its run has lost of gradients and was to send still, and this run, which loses "
-            f"nothing (sync.codec={mode.setting.sync.codec}), does not take it over: to have it applied, go on with the "
-            "sync of before for a step"
+            f"nothing (sync.codec={mode.setting.sync.codec}), does not take it over: to have it applied, go on for a "
+            "step with the sync of before"
         )
         return
     window, run = manifest.record.get(WINDOW) or 0, mode.setting.run
