@@ -51,6 +51,7 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
     codec = codec_of(sync)
     if codec is None or not codec.wants_feedback or (run.cluster.num_hosts == 1 and not sync.everywhere):
         return None
+    momentum = sync.momentum_correction if sync.codec == "topk" else 0.0
     layout = {
         "mode": mode,
         "hosts": _numbered_hosts(run),
@@ -58,8 +59,15 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
         "codec": codec.name,
         "everywhere": sync.everywhere,
         "bytes": [sync.bucket_bytes, sync.chunk_bytes],
+        "momentum": momentum,
     }
-    return Feedback(layout=json.dumps(layout), rank=run.rank, warmup_steps=sync.warmup_steps, keeps=sync.error_feedback)
+    return Feedback(
+        layout=json.dumps(layout),
+        rank=run.rank,
+        warmup_steps=sync.warmup_steps,
+        keeps=sync.error_feedback,
+        momentum=momentum,
+    )
 
 
 def _numbered_hosts(run: RunContext) -> list[int]:
