@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.compression.figures import SMOOTHED, steps_to
 from lightning_dist.experiment.curves import read_curve
 
-AT_SHARE = 2 / 3
+AT_SHARE = 0.5
 """Of the budget: the loss to be reached is that which the exact runs have by then."""
 
 
