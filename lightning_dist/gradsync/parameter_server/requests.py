@@ -73,7 +73,7 @@ class RowRequests:
         for number, count in self._parts(asked):
             table = self._tables[number]
             encoded = receive_bytes(connection, count * table.index_bytes)
-            wanted.append(_Kept(number, encoded.view(table.index_dtype).to(torch.int64)))
+            wanted.append(_Kept(number, self._checked(number, encoded.view(table.index_dtype).to(torch.int64))))
         if asked.get("keep"):
             assert version is not None, "what has no version is not refreshed"
             self._kept, self._kept_version = wanted, version
@@ -100,8 +100,15 @@ class RowRequests:
             table = self._tables[number]
             encoded = receive_bytes(connection, count * (table.index_bytes + table.row_bytes))
             gradients.append(from_bytes(encoded, table))
+            self._checked(number, gradients[-1].indices)
         for (number, _), rows, given in zip(parts, gradients, options, strict=True):
             self._shards[number].push(int(asked["rank"]), int(asked["step"]), rows, dict(given))
+
+    def _checked(self, number: int, positions: Tensor) -> Tensor:
+        held = len(self._shards[number].values)
+        if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < held:
+            raise ValueError(f"positions outside of {held} rows")
+        return positions
 
     def _parts(self, asked: dict[str, Any]) -> list[tuple[int, int]]:
         """(table, rows) of each part, none of which is larger than its table: nobody can ask for all memory."""
