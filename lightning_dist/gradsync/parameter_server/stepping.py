@@ -89,7 +89,8 @@ class RowOptimizer:
     @property
     def state(self) -> dict[str, Any]:
         """What the optimizer keeps for the rows, by name; to be read and changed while no step is being made."""
-        return self._optimizer.state[self._parameter]
+        state: dict[str, Any] = self._optimizer.state[self._parameter]
+        return state
 
 
 def twin_of(optimizer: torch.optim.Optimizer, parameter: Tensor, group: int) -> RowOptimizer:
@@ -114,7 +115,9 @@ def twin_of(optimizer: torch.optim.Optimizer, parameter: Tensor, group: int) -> 
     return RowOptimizer(parameter, make, state=lambda: optimizer.state[parameter])
 
 
-def made_of(kind: type[torch.optim.Optimizer], options: Options) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+def made_of(
+    kind: type[torch.optim.Optimizer], options: Options
+) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """Makes an optimizer of a class from its group's options, of which those count that the class takes."""
     taken = {name: options[name] for name in inspect.signature(kind).parameters if name in options}
     return lambda parameters: kind(parameters, **taken)
