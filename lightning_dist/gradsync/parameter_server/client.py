@@ -68,13 +68,15 @@ class Ahead:
     Attributes:
         wanted: Of each table.
         values: [n, ...] of each.
-        version: They are as so many steps have left them; ``None``: they are of no version.
+        version: What was asked for; ``None``: they are of no version.
+        is_early: Whether they may be of an earlier one.
         chosen: Server -> which of each table's rows it has.
     """
 
     wanted: Sequence[Wanted]
     values: Sequence[Tensor]
     version: int | None
+    is_early: bool
     chosen: Mapping[int, Sequence[Tensor]]
 
 
@@ -84,22 +86,31 @@ class RowClient:
     One thread at a time asks and one at a time pushes; the two do not wait for each other.
 
     Args:
-        addresses: (address, port) of each rank's server; this rank's own is not used.
+        pulls: (address, port) of who answers for each rank's rows; this rank's own is not used.
         rank: This rank.
         secret: What the servers want to be proved.
         timeout_s: Deadline of each operation, in seconds.
+        pushes: Who takes gradients for each rank's rows; the same, if not given.
     """
 
-    def __init__(self, addresses: Sequence[Address], *, rank: int, secret: bytes, timeout_s: float) -> None:
+    def __init__(
+        self,
+        pulls: Sequence[Address],
+        *,
+        rank: int,
+        secret: bytes,
+        timeout_s: float,
+        pushes: Sequence[Address] | None = None,
+    ) -> None:
         self._rank = rank
         self._asking: dict[int, socket.socket] = {}
         self._pushing: dict[int, socket.socket] = {}
         self._one_asks = threading.Lock()
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
-            for server, address in enumerate(addresses):
-                if server != rank:
-                    for connections in (self._asking, self._pushing):
+            for connections, addresses in ((self._asking, pulls), (self._pushing, pushes or pulls)):
+                for server, address in enumerate(addresses):
+                    if server != rank:
                         connections[server] = _connected(address, secret, timeout_s)
             on_failure.pop_all()
 
@@ -111,15 +122,21 @@ class RowClient:
         Raises:
             PeerLostError: A server has ended, or given up.
         """
-        return self.settled(self._pull(wanted, version, keep=False), version=version)
+        return self.settled(self._pull(wanted, version), version=version)
 
-    def pull_ahead(self, wanted: Sequence[Wanted], *, version: int | None) -> Ahead:
-        """What other servers have of some rows; what changes in them until they are needed, :meth:`settled` adds."""
-        return self._pull(wanted, version, keep=version is not None)
+    def pull_ahead(self, wanted: Sequence[Wanted], *, version: int | None, is_early: bool) -> Ahead:
+        """What other servers have of some rows; what changes in them until they are needed, :meth:`settled` adds.
+
+        Args:
+            wanted: Of each table.
+            version: See :meth:`pull`.
+            is_early: Whether the answer may be of any step before.
+        """
+        return self._pull(wanted, version, keep=version is not None, is_early=is_early)
 
     def settled(self, ahead: Ahead, *, version: int | None) -> list[Tensor]:
         """[n, ...] of each table: rows that were pulled before, as a later step has left them, and this rank's own."""
-        if version != ahead.version:
+        if ahead.is_early or version != ahead.version:
             assert version is not None, "rows without a version stay without"
             self._refresh(ahead, version)
         for each, values in zip(ahead.wanted, ahead.values, strict=True):
@@ -162,8 +179,10 @@ class RowClient:
                 connection.close()
             connections.clear()
 
-    def _pull(self, wanted: Sequence[Wanted], version: int | None, *, keep: bool) -> Ahead:
-        ahead = Ahead(wanted, [each.empty() for each in wanted], version, {})
+    def _pull(
+        self, wanted: Sequence[Wanted], version: int | None, *, keep: bool = False, is_early: bool = False
+    ) -> Ahead:
+        found = [each.empty() for each in wanted]
         chosen: dict[int, list[Tensor]] = {}
         with self._one_asks:
             for server, connection in self._asking.items():
@@ -177,9 +196,9 @@ class RowClient:
                     send_bytes(connection, positions.to(each.served.table.index_dtype))
             for server, places_on in chosen.items():
                 self._answer_of(server)
-                for each, values, some in zip(wanted, ahead.values, places_on, strict=True):
+                for each, values, some in zip(wanted, found, places_on, strict=True):
                     values[some] = _rows_from(self._asking[server], each.served.table, some.numel())
-        return Ahead(wanted, ahead.values, version, chosen)
+        return Ahead(wanted, found, version, is_early, chosen)
 
     def _refresh(self, ahead: Ahead, version: int) -> None:
         with self._one_asks:

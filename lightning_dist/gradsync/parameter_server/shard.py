@@ -46,6 +46,7 @@ class Shard:
         alarm: Given the seconds waited, says why to give up, or ``None``.
         staleness: By how many steps look-ups may be behind; ``None``: by any number.
         step: Makes a step, given mean gradients and the lowest rank's options; ``None``: the owner does.
+        version: What the values are.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Shard:
         alarm: Alarm,
         staleness: int | None = 0,
         step: RowStep | None = None,
+        version: int = 0,
     ) -> None:
         self.values = values
         self._num_ranks = num_ranks
@@ -64,8 +66,8 @@ class Shard:
         self._alarm = alarm
         self._staleness = staleness
         self._step = step
-        self._version = 0
-        self._collected = 0  # steps whose gradients were taken
+        self._version = version
+        self._collected = version  # steps whose gradients were taken
         self._pushed: dict[int, dict[int, _Pushed]] = {}
         self._pushes = [0] * num_ranks  # steps for which each rank has pushed; where each push is a step
         self._held_from: int | None = None
@@ -96,6 +98,17 @@ class Shard:
             if self._version > version:
                 self._history.put_back(positions, rows, version)
             return rows
+
+    def look_up_early(self, positions: Tensor, version: int) -> tuple[int, Tensor]:
+        """(which version, [n, ...] of it): some rows, which will be asked for again with what :meth:`changed`.
+
+        Where the owner steps, whatever is there, perhaps in the middle of a step, which then counts as one to come.
+        Else exactly the version asked for.
+        """
+        if self._step is not None:
+            return version, self.look_up(positions, version)
+        seen = self._version
+        return seen, self.values[positions]
 
     def changed(self, positions: Tensor, since: int, version: int) -> tuple[Tensor, Tensor]:
         """(which, [n, ...]) of some rows: those that differ in ``version`` from a version before, once it is over."""
