@@ -45,12 +45,21 @@ class Feedback:
         rank: Of this process.
         warmup_steps: So many synchronisations are exact, before the first that is not.
         keeps: Whether what is lost is kept; else it is lost for good.
+        loses: Whether anything is encoded here; else there is only what was taken over.
         momentum: Of gradients before they are encoded; 0: none.
     """
 
     def __init__(
-        self, *, layout: str, rank: int, warmup_steps: int = 0, keeps: bool = True, momentum: float = 0.0
+        self,
+        *,
+        layout: str,
+        rank: int,
+        warmup_steps: int = 0,
+        keeps: bool = True,
+        loses: bool = True,
+        momentum: float = 0.0,
     ) -> None:
+        self.loses = loses
         self._layout = layout
         self._rank = rank
         self._warmup_steps = warmup_steps
