@@ -55,6 +55,7 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
     is_low_rank = sync.algorithm == "powersgd"
     if (is_low_rank and crosses) or not (is_low_rank or (codec is not None and codec.wants_feedback)):
         return None
+    momentum = sync.momentum_correction if sync.codec == "topk" else 0.0
     layout = {
         "mode": mode,
         "hosts": _numbered_hosts(run),
@@ -62,6 +63,7 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
         "codec": "same" if codec is None else codec.name,
         "everywhere": sync.everywhere,
         "bytes": [sync.bucket_bytes, sync.chunk_bytes],
+        "momentum": momentum,
     }
     return Feedback(
         layout=json.dumps(layout),
@@ -69,6 +71,7 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
         warmup_steps=sync.warmup_steps,
         keeps=sync.error_feedback,
         loses=crosses or (sync.everywhere and run.cluster.world_size > 1),
+        momentum=momentum,
     )
 
 

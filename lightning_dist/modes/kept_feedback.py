@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_dist.checkpoint import sharded
@@ -26,6 +27,19 @@ def warn_of_lost_feedback(mode: Mode) -> None:
             f"checkpoint=full does not hold what {scheme} has lost and is to send still: a run that goes on from it "
             "has lost it for good; write checkpoint=sharded or checkpoint=async_sharded"
         )
+
+
+def warn_of_second_momentum(mode: Mode, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Say that an optimizer takes momentum, too, of what has its momentum already."""
+    sync = mode.setting.sync
+    if not sync.momentum_correction or sync.codec != "topk" or mode.feedback is None:
+        return
+    for optimizer in optimizers:
+        if any(group.get("momentum") or "betas" in group for group in optimizer.param_groups):
+            rank_zero_warn(
+                f"sync.momentum_correction={sync.momentum_correction:g} and {type(optimizer).__name__} both take "
+                "momentum of gradients: write torch.optim.SGD(..., momentum=0), or sync.momentum_correction=0"
+            )
 
 
 def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collection[str]) -> None:
