@@ -42,6 +42,15 @@ def warn_of_second_momentum(mode: Mode, optimizers: Sequence[torch.optim.Optimiz
             )
 
 
+def forget_feedback(mode: Mode) -> None:
+    """Nothing is owed: the state that training goes on from is not that of the gradients so far.
+
+    A search of a learning rate or a batch size goes back to where it began, inside of a fit.
+    """
+    if mode.feedback is not None:
+        mode.feedback.load_state_dicts([], mode.setting.run.device)
+
+
 def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collection[str]) -> None:
     """Take over what is owed; every rank calls it.
 
@@ -57,6 +66,7 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     feedback = mode.feedback
     saved = [name for name in manifest.objects if name.startswith(FEEDBACK)]
     if not saved:
+        forget_feedback(mode)
         return
     if feedback is None:
         rank_zero_warn(

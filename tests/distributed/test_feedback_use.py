@@ -30,7 +30,7 @@ class Searched(FixedGradients):
     """With a learning rate that a search sets; knows what was owed when training itself began."""
 
     def __init__(self) -> None:
-        super().__init__(SHAPES, uses=("first", "second"), unfrozen_at=0)
+        super().__init__(SHAPES, uses=tuple(SHAPES), unfrozen_at=0)
         self.lr = 1.0
         self.began: list[tuple[float, int]] = []
 
@@ -65,7 +65,8 @@ def search_and_train(context: RankContext, folder: str, sync: dict[str, Any], ch
 def test_what_a_search_of_a_learning_rate_owes_is_not_paid_in_training(
     ranks: RankPool, tmp_path: Path, sync: dict[str, Any], checkpoint: str
 ) -> None:
-    for began in ranks.run(search_and_train, layout=HOSTS, args=(str(tmp_path), sync, checkpoint)):
+    for began in ranks.run(search_and_train, layout=HOSTS, args=(str(tmp_path), sync, checkpoint), fresh=True):
+        # The search's progress bar leaves a thread, therefore fresh ranks.
         assert began == [(0.0, 0)] * len(began)
         assert len(began) >= 2, "once in the search, once in training"
 
