@@ -187,8 +187,12 @@ class Feedback:
             _settle(self._moving, account.origin, flat)
         if account.is_settling:
             _file(self._moving, account.spread(flat, self._momentum))
+        self._settle_filed(account.origin, flat)
+
+    def _settle_filed(self, origin: Origin, flat: torch.Tensor) -> None:
+        """Add to a tensor what is owed of its parameters and is in no account."""
         if self._filed:
-            _settle(self._filed, account.origin, flat)
+            _settle(self._filed, origin, flat)
 
 
 def _file(filed: _Filed, found: Iterable[tuple[str, int, torch.Tensor]]) -> None:
