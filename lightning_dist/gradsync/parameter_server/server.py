@@ -15,7 +15,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,22 +44,33 @@ def listening(address: str) -> socket.socket:
     return socket.create_server((address, 0), backlog=_BACKLOG)
 
 
-class RowServer:
+_A = TypeVar("_A", bound=Answer)
+
+
+class RowServer(Generic[_A]):
     """Serves until it is closed.
 
     Args:
         listener: Where; closed with the server.
         secret: What who connects must know.
         answers: Called once a connection; its answer to each request.
+        ended: Called with that answer once the connection is over.
         hello_s: How long a stranger may take to prove that it is none, in seconds.
     """
 
     def __init__(
-        self, listener: socket.socket, *, secret: bytes, answers: Callable[[], Answer], hello_s: float = HELLO_S
+        self,
+        listener: socket.socket,
+        *,
+        secret: bytes,
+        answers: Callable[[], _A],
+        ended: Callable[[_A], None] = lambda answer: None,
+        hello_s: float = HELLO_S,
     ) -> None:
         self._listener = listener
         self._secret = secret
         self._answers = answers
+        self._ended = ended
         self._hello_s = hello_s
         self._threads: set[threading.Thread] = set()
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
@@ -112,8 +123,11 @@ class RowServer:
             with connection, contextlib.suppress(*_MISTAKES):
                 self._admit(connection)
                 answer = self._answers()
-                while True:
-                    answer(connection, wire.receive(connection))
+                try:
+                    while True:
+                        answer(connection, wire.receive(connection))
+                finally:
+                    self._ended(answer)
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)
