@@ -46,6 +46,7 @@ class Shard:
         alarm: Given the seconds waited, says why to give up, or ``None``.
         staleness: By how many steps look-ups may be behind; ``None``: by any number.
         step: Makes a step, given mean gradients and the lowest rank's options; ``None``: the owner does.
+        version: So many steps have made the values.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Shard:
         alarm: Alarm,
         staleness: int | None = 0,
         step: RowStep | None = None,
+        version: int = 0,
     ) -> None:
         self.values = values
         self._num_ranks = num_ranks
@@ -64,8 +66,8 @@ class Shard:
         self._alarm = alarm
         self._staleness = staleness
         self._step = step
-        self._version = 0
-        self._collected = 0  # steps whose gradients were taken
+        self._version = version
+        self._collected = version  # steps whose gradients were taken
         self._pushed: dict[int, dict[int, _Pushed]] = {}
         self._pushes = [0] * num_ranks  # steps for which each rank has pushed; where each push is a step
         self._held_from: int | None = None

@@ -114,7 +114,9 @@ def twin_of(optimizer: torch.optim.Optimizer, parameter: Tensor, group: int) -> 
     return RowOptimizer(parameter, make, state=lambda: optimizer.state[parameter])
 
 
-def made_of(kind: type[torch.optim.Optimizer], options: Options) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+def made_of(
+    kind: type[torch.optim.Optimizer], options: Options
+) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """Makes an optimizer of a class from its group's options, of which those count that the class takes."""
     taken = {name: options[name] for name in inspect.signature(kind).parameters if name in options}
     return lambda parameters: kind(parameters, **taken)

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from lightning_dist.gradsync.parameter_server.processes import optimizers
 from lightning_dist.gradsync.parameter_server.processes.kept import Stepper
 from lightning_dist.gradsync.parameter_server.processes.remote import RemoteShard, without_memory
+from lightning_dist.gradsync.parameter_server.stepping import options_of
 from lightning_dist.gradsync.sparse.rows import rows_of
 
 
@@ -47,7 +48,7 @@ class Handover:
         name = optimizers.name_of(optimizer)
         for parameter, group in own.values():
             optimizer.state.pop(parameter, None)
-            self._shards[parameter].prepare(Stepper(name, optimizers.options_of(group)))
+            self._shards[parameter].prepare(Stepper(name, options_of(group)))
             parameter.data = without_memory(self._shards[parameter].values)
         self._handles += [
             optimizer.register_step_pre_hook(self._before),
@@ -94,7 +95,7 @@ class Handover:
         for parameter, group in self._own(optimizer).values():
             gradient = self._taken.pop(parameter, None)
             if gradient is not None:
-                stepper = Stepper(name, optimizers.options_of(group))
+                stepper = Stepper(name, options_of(group))
                 self._shards[parameter].step(self._version(), rows_of(gradient), stepper)
 
     def _complete(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -110,4 +111,4 @@ class Handover:
         for parameter, group in self._own(optimizer).values():
             state = optimizer.state.pop(parameter, None)
             if state:
-                self._shards[parameter].write_state(state, Stepper(name, optimizers.options_of(group)))
+                self._shards[parameter].write_state(state, Stepper(name, options_of(group)))

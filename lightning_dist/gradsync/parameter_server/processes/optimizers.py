@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +9,14 @@ import torch
 from torch import nn
 
 from lightning_dist.errors import CombinationError
+from lightning_dist.gradsync.parameter_server.stepping import made_of
+from lightning_dist.gradsync.sparse.row_wise_adagrad import RowWiseAdagrad
 
 KINDS: dict[str, type[torch.optim.Optimizer]] = {
     "SGD": torch.optim.SGD,
     "Adagrad": torch.optim.Adagrad,
     "SparseAdam": torch.optim.SparseAdam,
+    "RowWiseAdagrad": RowWiseAdagrad,
 }
 """Name -> class, of those that take sparse gradients and step a row by what is known of it."""
 
@@ -42,17 +44,4 @@ def made(name: str, parameter: nn.Parameter, options: Mapping[str, Any]) -> torc
         parameter: What it steps.
         options: Of a parameter group; those count that the class takes.
     """
-    kind = KINDS[name]
-    taken = {each: options[each] for each in inspect.signature(kind).parameters if each in options}
-    return kind([parameter], **taken)
-
-
-def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's present options without its parameters, as values that JSON can carry."""
-    return {name: _plain(value) for name, value in group.items() if name != "params"}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.item()
-    return list(value) if isinstance(value, tuple) else value
+    return made_of(KINDS[name], options)([parameter])

@@ -173,8 +173,8 @@ class RemoteShard(Shard):
         count = positions.numel()
 
         def request(connection: socket.socket) -> Tensor:
-            wire.send(connection, {"op": "pull", "table": self._number, "rows": count, "version": version})
-            send_bytes(connection, positions.to(torch.int64))
+            wire.send(connection, {"op": "pull", "parts": [[self._number, count]], "version": version})
+            send_bytes(connection, positions.to(self._table.index_dtype))
             _checked(wire.receive(connection))
             received = receive_bytes(connection, count * self._table.row_bytes)
             return received.view(self._table.dtype).view(count, *self._table.row_shape)
