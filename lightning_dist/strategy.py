@@ -318,6 +318,8 @@ class HierDistStrategy(StateStrategy):
         """Streamed data go on where the checkpoint was saved, if there is one."""
         assert self.lightning_module is not None
         take_up(self.lightning_module.trainer)
+        if self._mode is not None:
+            self._mode.begin_training(self.lightning_module.trainer)
         if self._stopping is not None:
             self._stopping.begin()
 

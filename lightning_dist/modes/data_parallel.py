@@ -22,6 +22,7 @@ from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_f
 from lightning_dist.gradsync.powersgd import LowRankFeedback
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
+from lightning_dist.modes.look_ahead import look_ahead, next_batch, rows_of_batch
 from lightning_dist.modes.mode import Mode, Setting, unwrapped
 from lightning_dist.modes.served import ServedHeld, ServedState
 from lightning_dist.parallel.held_state import HeldState
@@ -104,11 +105,13 @@ class DataParallelMode(Mode):
         service = self._tables
         if service is None:
             return
+        inner = [unwrapped(optimizer) for optimizer in optimizers]
+        service.tables.step_by(inner, prefetch=self._looks_ahead)
 
         def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
             service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})
 
-        for optimizer in map(unwrapped, optimizers):
+        for optimizer in inner:
             self._step_hooks.append(optimizer.register_step_post_hook(publish))
 
     def gradient_norm(self, norm_type: float) -> torch.Tensor:
@@ -181,6 +184,27 @@ class DataParallelMode(Mode):
         """The step before is over, also one that was skipped."""
         self._publish()
 
+    def begin_training(self, trainer: pl.Trainer) -> None:
+        """Have the batch after the present one at hand, where its rows can be asked for."""
+        if self._looks_ahead:
+            look_ahead(trainer)
+
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's, with the rows at hand that it says it will need."""
+        if self._tables is not None and (rows_of := rows_of_batch(self.module)) is not None:
+            following = next_batch(self.module.trainer) if self._looks_ahead else None
+            self._tables.tables.begin_step(
+                rows_of(args[0]),
+                None if following is None else rows_of(following.batch),
+                is_last_of_window=not self._accumulates,
+            )
+        return call(*args, **kwargs)
+
+    @property
+    def _looks_ahead(self) -> bool:
+        wants = self.setting.sync.parameter_server.prefetch
+        return self._tables is not None and wants and rows_of_batch(self.module) is not None
+
     def end_training(self) -> None:
         """So is the last step."""
         self._publish()
@@ -245,7 +269,10 @@ class DataParallelMode(Mode):
 
     def as_held(self) -> AbstractContextManager[None]:
         """Of tables that are dealt, this rank's rows."""
-        return nullcontext() if self._served_state is None else self._served_state.as_held()
+        if self._served_state is None or self._tables is None:
+            return nullcontext()
+        self._tables.tables.drain()
+        return self._served_state.as_held()
 
     def held_state(self) -> HeldState:
         """Rows of tables that are dealt, and all else whole."""
@@ -253,7 +280,7 @@ class DataParallelMode(Mode):
             return super().held_state()
         cluster, rank = self.setting.run.cluster, self.setting.run.rank
         layout = Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size))
-        return ServedHeld(self.module, layout, rank, self._tables.tables.by_parameter)
+        return ServedHeld(self.module, layout, rank, self._tables.tables)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_dist.build import TableService
+from lightning_dist.gradsync.parameter_server import ServedTables
 from lightning_dist.gradsync.parameter_server.client import ServedTable
 from lightning_dist.parallel.boxes import Spread, boxes_along
 from lightning_dist.parallel.full_tensors import without_memory
-from lightning_dist.parallel.held_state import HeldState, Stored, TensorToFill
+from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill
 from lightning_dist.parallel.state_hooks import StateHooks
 from lightning_dist.topology.layout import Layout
 
@@ -100,12 +101,20 @@ class ServedHeld(HeldState):
         module: The user's.
         layout: Which rank stands where.
         rank: This one.
-        tables: By what is left of the weight.
+        tables: Those of the module.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, rank: int, tables: Mapping[Tensor, ServedTable]) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, rank: int, tables: ServedTables) -> None:
         super().__init__(module, layout, rank)
-        self._tables = tables
+        self._tables = tables.by_parameter
+        self._step_themselves = tables.step_themselves
+
+    def _held(
+        self, names: tuple[str, ...], owner: Tensor | None, value: Tensor, steady: tuple[Tensor, ...] = ()
+    ) -> HeldTensor:
+        if self._step_themselves and owner is not None and owner in self._tables:
+            steady = ()  # the next step may be made before the optimizer's
+        return super()._held(names, owner, value, steady)
 
     def _spread_of(self, owner: Tensor | None, value: Tensor) -> Spread:
         served = None if owner is None else self._tables.get(owner)

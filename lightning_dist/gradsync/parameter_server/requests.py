@@ -1,11 +1,11 @@
 """What a rank may ask of a server's shards: rows, what has changed in rows that it has, and to take gradients.
 
-A message is about all tables that it concerns: a JSON header, whose ``parts`` are pairs of a table's number and a number of
-rows, then the bytes of each part. Rows are numbered by position on the server, in the table's index type.
+A message is about all tables that it concerns: a JSON header, whose ``parts`` are pairs of a table's number and a
+number of rows, then the bytes of each part. Rows are numbered by position on the server, in the table's index type.
 
 - ``pull``: positions of each part. The answer: the values of each. With ``keep`` the positions are remembered.
-- ``refresh``: nothing. The answer: for each part remembered, which of its rows have changed, counted from its first, and
-  their values; then they are forgotten.
+- ``refresh``: nothing. The answer: for each part remembered, which of its rows have changed, counted from its first,
+  and their values; then they are forgotten.
 - ``push``: positions and gradients of each part, no answer.
 """
 

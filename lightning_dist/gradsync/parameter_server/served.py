@@ -130,7 +130,7 @@ class ServedTables:
             served = ServedTable(number, table, placement, make_shard(module.weight.data))
             self._used[name] = used = _Used(module, served)
             look_up = functools.partial(self._look_up, used)
-            module.forward = forward_of(module, len(whole), look_up)  # type: ignore[method-assign, assignment]  # until release
+            module.forward = forward_of(module, len(whole), look_up)  # type: ignore[method-assign]  # until release
 
     @property
     def tables(self) -> dict[str, ServedTable]:
@@ -251,7 +251,7 @@ class ServedTables:
         return max(self._oldest, version - self._staleness) if trains else version
 
     def _look_up(self, used: _Used, rows: Tensor) -> Tensor:
-        """[n, width]: some rows, each asked for once; in training as some steps ago, else as the last step has left them."""
+        """[n, width]: some rows, each once; in training as some steps ago, else as the last step has left them."""
         version = self._version_to_see(ahead=0, trains=used.module.training)
         values = self._from_ready(used.served, rows, version)
         if values is None:
@@ -290,8 +290,8 @@ class ServedTables:
     def exchange(self) -> None:
         """Give the gradients to who has the rows; every rank calls it.
 
-        Where the training loop makes the steps, this rank takes the mean of those of its rows: each parameter's ``grad``
-        is then sparse, with the rows that any rank has used.
+        Where the training loop makes the steps, this rank takes the mean of those of its rows: each parameter's
+        ``grad`` is then sparse, with the rows that any rank has used.
         """
         assert self._client is not None, "it is connected before the first batch"
         self.go_on()

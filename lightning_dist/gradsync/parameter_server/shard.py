@@ -1,9 +1,9 @@
 """What a server holds of a table, and in which order look-ups, gradients and steps may meet there.
 
 A shard is stepped in one of three ways. By its owner (no ``step``): each rank pushes for the present step, the owner
-takes the sum (:meth:`Shard.collect`), steps, and says so (:meth:`Shard.publish`). By itself, in order: whoever pushes last
-for a step makes it, and ranks may be ahead by ``staleness`` steps. By itself, in any order (``staleness=None``): each push
-is a step.
+takes the sum (:meth:`Shard.collect`), steps, and says so (:meth:`Shard.publish`). By itself, in order: whoever pushes
+last for a step makes it, and ranks may be ahead by ``staleness`` steps. By itself, in any order (``staleness=None``):
+each push is a step.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Pushed:
 class Shard:
     """Rows of a table on one server, which several threads use.
 
-    Version v is what v steps have made. Nobody pushes for step v + staleness before step v - 1 is over, so that gradients
-    of at most staleness + 1 steps are waiting, and as many steps are remembered.
+    Version v is what v steps have made. Nobody pushes for step v + staleness before step v - 1 is over, so that
+    gradients of at most staleness + 1 steps are waiting, and about as many steps are remembered.
 
     Args:
         values: [k, ...]; whoever steps writes into it, and nobody looks meanwhile.

@@ -89,7 +89,8 @@ class RowOptimizer:
     @property
     def state(self) -> dict[str, Any]:
         """What the optimizer keeps for the rows, by name; to be read and changed while no step is being made."""
-        return self._optimizer.state[self._parameter]
+        state: dict[str, Any] = self._optimizer.state[self._parameter]
+        return state
 
 
 def twin_of(optimizer: torch.optim.Optimizer, parameter: Tensor, group: int) -> RowOptimizer:

@@ -16,8 +16,9 @@ class RowWiseAdagrad(torch.optim.Optimizer):
     """Adagrad whose sum of squares is kept once a row, in fp32, of the mean over the row's values.
 
     For row i with gradient g: ``sum[i] += mean(g ** 2)``, ``row[i] -= lr * g / (sqrt(sum[i]) + eps)``. A table of
-    1,000,000 x 64 keeps 4 MB beside it, where Adagrad keeps 256 MB and Adam 512 MB. Rows without a gradient stay as they
-    are, so a sparse gradient and the same as a dense one give the same. The first axis of a parameter counts its rows.
+    1,000,000 x 64 keeps 4 MB beside it, where Adagrad keeps 256 MB and Adam 512 MB. Rows without a gradient stay as
+    they are, so a sparse gradient and the same as a dense one give the same. The first axis of a parameter counts its
+    rows.
 
     As in DLRM (Naumov et al., 2019) and in FBGEMM, ``EXACT_ROWWISE_ADAGRAD``.
 
@@ -41,7 +42,7 @@ class RowWiseAdagrad(torch.optim.Optimizer):
         super().__init__(params, given)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # torch's overloads
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step.
 
         Args:
@@ -91,8 +92,8 @@ def _change(values: Tensor, sums: Tensor, rows: Tensor, group: dict[str, Any]) -
     exact = values.float()
     flat = exact.reshape(len(values), -1)
     sums[rows] += flat.square().mean(1)
-    scale = -group["lr"] / (sums[rows].sqrt() + group["eps"])
-    return (flat * scale[:, None]).view_as(exact)
+    scale: Tensor = -group["lr"] / (sums[rows].sqrt() + group["eps"])
+    return flat.mul(scale[:, None]).view_as(exact)
 
 
 def _numbers(state_dict: dict[str, Any]) -> Iterable[Any]:
