@@ -15,7 +15,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +44,7 @@ def listening(address: str) -> socket.socket:
     return socket.create_server((address, 0), backlog=_BACKLOG)
 
 
-_A = TypeVar("_A", bound=Answer)
-
-
-class RowServer(Generic[_A]):
+class RowServer:
     """Serves until it is closed.
 
     Args:
@@ -63,8 +60,8 @@ class RowServer(Generic[_A]):
         listener: socket.socket,
         *,
         secret: bytes,
-        answers: Callable[[], _A],
-        ended: Callable[[_A], None] = lambda answer: None,
+        answers: Callable[[], Answer],
+        ended: Callable[[Any], None] = lambda answer: None,
         hello_s: float = HELLO_S,
     ) -> None:
         self._listener = listener

@@ -6,6 +6,8 @@ import functools
 import socket
 from collections.abc import Sequence
 
+import torch
+
 from lightning_dist.gradsync.parameter_server.processes.answers import Answers, fetched
 from lightning_dist.gradsync.parameter_server.processes.kept import KeptTable
 from lightning_dist.gradsync.parameter_server.processes.remote import connected
@@ -19,6 +21,7 @@ def serve(task: Task) -> Sequence[RowServer]:
     Raises:
         PeerLostError: The other copy of a share is not there, so that there is none.
     """
+    torch.sparse.check_sparse_tensor_invariants.disable()  # rows are checked as they come; unsaid, torch warns of it
     kept = []
     for share in task.shares:
         tables = [
