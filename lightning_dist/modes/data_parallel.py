@@ -107,6 +107,7 @@ class DataParallelMode(Mode):
             return
         inner = [unwrapped(optimizer) for optimizer in optimizers]
         service.tables.step_by(inner, prefetch=self._looks_ahead)
+        service.hand_over(inner)
 
         def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
             service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})

@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_dist.errors import PeerLostError
 from lightning_dist.gradsync.parameter_server.processes.handover import Handover
 from lightning_dist.gradsync.parameter_server.processes.homes import Home
 from lightning_dist.gradsync.parameter_server.processes.remote import Line, RemoteShard
@@ -23,7 +21,6 @@ from lightning_dist.gradsync.parameter_server.processes.watch import Death, Retu
 from lightning_dist.gradsync.parameter_server.server import listening
 from lightning_dist.gradsync.sparse.row_wise_adagrad import RowWiseAdagrad
 from lightning_dist.gradsync.sparse.rows import Rows, Table, to_sparse
-from tests.support.faults import wait_for_end
 
 SECRET = b"s" * 32
 TABLE = Table((12, 3), torch.float32)

@@ -81,6 +81,15 @@ class Shard:
         """Let it be stepped so; before anybody pushes."""
         self._step = step
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether values are in another process, and those here none."""
+        return False
+
+    def read(self) -> Tensor:
+        """[k, ...]: the values; a copy where they are elsewhere."""
+        return self.values
+
     def publish(self, version: int) -> None:
         """Step ``version`` is over, which the owner has made."""
         with self._changed:

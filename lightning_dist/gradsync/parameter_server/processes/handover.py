@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.gradsync.parameter_server.processes import optimizers
 from lightning_dist.gradsync.parameter_server.processes.kept import Stepper
-from lightning_dist.gradsync.parameter_server.processes.remote import RemoteShard, without_memory
+from lightning_dist.gradsync.parameter_server.processes.remote import RemoteShard
 from lightning_dist.gradsync.parameter_server.stepping import options_of
 from lightning_dist.gradsync.sparse.rows import rows_of
 
@@ -49,7 +49,7 @@ class Handover:
         for parameter, group in own.values():
             optimizer.state.pop(parameter, None)
             self._shards[parameter].prepare(Stepper(name, options_of(group)))
-            parameter.data = without_memory(self._shards[parameter].values)
+            parameter.data = self._shards[parameter].values
         self._handles += [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),

@@ -14,31 +14,17 @@ from torch import Tensor
 
 from lightning_dist import wire
 from lightning_dist.errors import CollectiveError, PeerLostError
+from lightning_dist.gradsync.parameter_server.client import Address, connected
 from lightning_dist.gradsync.parameter_server.processes import entries as in_messages
 from lightning_dist.gradsync.parameter_server.processes.answers import fetched, said_of_stepper
 from lightning_dist.gradsync.parameter_server.processes.kept import STATE, VALUES, Stepper
-from lightning_dist.gradsync.parameter_server.server import ROLES, receive_bytes, send_bytes
+from lightning_dist.gradsync.parameter_server.server import receive_bytes, send_bytes
 from lightning_dist.gradsync.parameter_server.shard import Alarm, Shard
 from lightning_dist.gradsync.sparse.rows import Rows, Table, to_bytes
 
-Address = tuple[str, int]
+Operation = Callable[[str], contextlib.AbstractContextManager[None]]
 _T = TypeVar("_T")
 _AGAIN_S = 0.05
-
-
-def connected(address: Address, secret: bytes, timeout_s: float) -> socket.socket:
-    """A connection over which both sides have proved the secret; its timeout is the one given.
-
-    Raises:
-        OSError: Nobody is there, does not answer in time, or knows another secret.
-    """
-    connection = socket.create_connection(address, timeout=timeout_s)
-    with contextlib.ExitStack() as on_failure:
-        on_failure.callback(connection.close)
-        wire.prove(connection, secret, ROLES, is_server=False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        on_failure.pop_all()
-    return connection
 
 
 class Line:
@@ -128,14 +114,24 @@ class RemoteShard(Shard):
         num_ranks: That push.
         timeout_s: Deadline of each wait, in seconds.
         alarm: Given the seconds waited, says why to give up, or ``None``.
+        operation: Opens the seam around what waits for a process, given its name.
     """
 
     def __init__(
-        self, values: Tensor, *, table: Table, number: int, num_ranks: int, timeout_s: float, alarm: Alarm
+        self,
+        values: Tensor,
+        *,
+        table: Table,
+        number: int,
+        num_ranks: int,
+        timeout_s: float,
+        alarm: Alarm,
+        operation: Operation = lambda name: contextlib.nullcontext(),
     ) -> None:
         super().__init__(values, num_ranks=num_ranks, timeout_s=timeout_s, alarm=alarm)
         self._table = table
         self._number = number
+        self._operation = operation
         self._lines: Sequence[Line] = ()
         self._told = 0
 
@@ -185,8 +181,13 @@ class RemoteShard(Shard):
         """Have an optimizer there from the beginning, whose state may not be empty then."""
         self._send({"op": "prepare", "table": self._number, **said_of_stepper(stepper)})
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """See :attr:`Shard.is_elsewhere`."""
+        return bool(self._lines)
+
     def read(self) -> Tensor:
-        """[k, ...]: the rows."""
+        """See :meth:`Shard.read`."""
         values = self._fetch(VALUES)[VALUES]
         assert isinstance(values, Tensor), "rows are a tensor"
         return values
@@ -205,8 +206,13 @@ class RemoteShard(Shard):
             in_messages.send(connection, entries)
             _checked(wire.receive(connection))
 
-        for line in self._lines:
-            line.ask(request)
+        with self._operation("sending rows to their server"):
+            for line in self._lines:
+                line.ask(request)
+
+    def write_values(self, values: Tensor) -> None:
+        """Have rows of these values."""
+        self.write({VALUES: values.detach()}, None)
 
     def write_state(self, state: Mapping[str, Any], stepper: Stepper) -> None:
         """Have the optimizer go on from a state."""
@@ -219,7 +225,9 @@ class RemoteShard(Shard):
             line.close()
 
     def _fetch(self, prefix: str) -> Mapping[str, Any]:
-        return self._lines[0].ask(lambda connection: fetched(connection, self._number, self.own, prefix=prefix)).entries
+        with self._operation("reading rows from their server"):
+            found = self._lines[0].ask(lambda connection: fetched(connection, self._number, self.own, prefix=prefix))
+        return found.entries
 
     def _send(self, header: Mapping[str, Any], data: Tensor | None = None) -> None:
         """To all that have the rows; each says when it is done."""
@@ -230,8 +238,9 @@ class RemoteShard(Shard):
                 send_bytes(connection, data)
             _checked(wire.receive(connection))
 
-        for line in self._lines:
-            line.ask(say)
+        with self._operation("step of rows"):
+            for line in self._lines:
+                line.ask(say)
 
 
 def without_memory(tensor: Tensor) -> Tensor:

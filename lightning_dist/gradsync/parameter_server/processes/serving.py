@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from lightning_dist.gradsync.parameter_server.client import connected
 from lightning_dist.gradsync.parameter_server.processes.answers import Answers, fetched
 from lightning_dist.gradsync.parameter_server.processes.kept import KeptTable
-from lightning_dist.gradsync.parameter_server.processes.remote import connected
 from lightning_dist.gradsync.parameter_server.processes.task import Share, Task
 from lightning_dist.gradsync.parameter_server.server import RowServer
 
