@@ -208,12 +208,18 @@ class HierDistStrategy(StateStrategy):
         assert self._run is not None
         agreement = build.open_agreement(self._run) if self.world_size > 1 else None
         self._stopping = StopTogether(
-            DelayedVote(agreement),
+            DelayedVote(agreement, delay=self._steps_apart),
             self._run.collectives.where,
             saving_at_once=self._saving_at_once,
             leaving=self._leaving(trainer),
         )
         self._stopping.attach(trainer)
+
+    @property
+    def _steps_apart(self) -> int:
+        """By how many steps ranks may drift apart."""
+        served = self.sync_config.sparse.serves_above_bytes is not None
+        return self.sync_config.parameter_server.steps_apart if served else 1
 
     def _leaving(self, trainer: pl.Trainer) -> Leaving:
         has_agent = self.launched.agent is not None

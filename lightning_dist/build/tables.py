@@ -175,16 +175,14 @@ class TableService:
         store.wait(keys, run.collectives.deadline)
         places = [json.loads(said) for said in store.multi_get(keys)]
         addresses = [(str(host), int(port)) for host, port in places]
-        pulls = None
-        if self._processes is not None:
-            on_failure.callback(self._processes.close)
-            pulls = self._processes.open(served, store=store, secret=secret, address=address)
-            for weight in self.tables.by_parameter:
-                weight.data = weight.data.new_empty((0, *weight.shape[1:]))
-        client = RowClient(
-            addresses, pulls=pulls, rank=run.rank, secret=secret, timeout_s=timeout_s, alarm=run.collectives.alarm
-        )
-        return server, client
+        open_client = functools.partial(RowClient, rank=run.rank, secret=secret, timeout_s=timeout_s)
+        if self._processes is None:
+            return server, open_client(addresses)
+        on_failure.callback(self._processes.close)
+        pulls = self._processes.open(served, store=store, secret=secret, address=address)
+        for weight in self.tables.by_parameter:
+            weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+        return server, open_client(pulls, pushes=addresses, alarm=run.collectives.alarm)
 
 
 def _agreed_secret(store: dist.Store, rank: int) -> bytes:

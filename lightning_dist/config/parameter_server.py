@@ -9,6 +9,8 @@ from lightning_dist.errors import CombinationError
 
 SERVERS = ("ranks", "processes")
 
+_ASYNCHRONOUS_STEPS_APART = 16
+
 
 @dataclass(frozen=True)
 class ParameterServerConfig:
@@ -18,7 +20,7 @@ class ParameterServerConfig:
         staleness: How many steps may be missing in what a look-up sees, at most 64. 0: none, training equals that with
             whole tables. Else a look-up of step t sees rows exactly as step t - ``staleness`` has left them, so ranks
             may drift apart by that many steps, and a run can be repeated. ``None``: whatever is there, gradients are
-            applied one by one as they come, and no run is like another.
+            applied one by one as they come, no run is like another, and ranks are at most 16 steps apart.
         prefetch: Whether a module that has ``rows_of_batch`` is asked for the rows of the next batch, which are then
             looked up beside the present step.
         servers: ``ranks`` (each rank serves and steps the rows that it has) or ``processes`` (each host has processes
@@ -38,9 +40,9 @@ class ParameterServerConfig:
     max_pending: int = 4
 
     @property
-    def is_synchronous(self) -> bool:
-        """Whether each step is made before the next look-up."""
-        return self.staleness == 0
+    def steps_apart(self) -> int:
+        """By how many steps ranks may drift apart while they still hear each other's wish to stop."""
+        return _ASYNCHRONOUS_STEPS_APART if self.staleness is None else max(1, self.staleness)
 
     def __post_init__(self) -> None:
         if self.staleness is not None:

@@ -69,13 +69,15 @@ class Ahead:
     Attributes:
         wanted: Of each table.
         values: [n, ...] of each.
-        version: They are as so many steps have left them; ``None``: they are of no version.
+        version: What was asked for; ``None``: they are of no version.
+        is_early: Whether they may be of an earlier one.
         chosen: Server -> which of each table's rows it has.
     """
 
     wanted: Sequence[Wanted]
     values: Sequence[Tensor]
     version: int | None
+    is_early: bool
     chosen: Mapping[int, Sequence[Tensor]]
 
 
@@ -85,28 +87,28 @@ class RowClient:
     One thread at a time asks and one at a time pushes; the two do not wait for each other.
 
     Args:
-        addresses: (address, port) of each rank's server; this rank's own is not used.
-        pulls: Where each rank's rows are looked up, if that is elsewhere: at servers that may be started again, so that
-            a look-up whose connection breaks is made once more.
+        pulls: (address, port) of who answers for each rank's rows; this rank's own is not used.
         rank: This rank.
         secret: What the servers want to be proved.
         timeout_s: Deadline of each operation, in seconds.
+        pushes: Who takes gradients for each rank's rows; the same, if not given. If others do, those who answer may be
+            started again: a look-up whose connection breaks is made once more.
         alarm: Given the seconds waited for such a server, says why to give up, or ``None``.
     """
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        pulls: Sequence[Address],
         *,
-        pulls: Sequence[Address] | None = None,
         rank: int,
         secret: bytes,
         timeout_s: float,
+        pushes: Sequence[Address] | None = None,
         alarm: Alarm = lambda waited_s: None,
     ) -> None:
         self._rank = rank
-        self._asked = _others(addresses if pulls is None else pulls, rank)
-        self._may_return = pulls is not None
+        self._asked = _others(pulls, rank)
+        self._may_return = pushes is not None
         self._secret = secret
         self._timeout_s = timeout_s
         self._alarm = alarm
@@ -116,7 +118,7 @@ class RowClient:
         self._closed = threading.Event()
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
-            for connections, places in ((self._asking, self._asked), (self._pushing, _others(addresses, rank))):
+            for connections, places in ((self._asking, self._asked), (self._pushing, _others(pushes or pulls, rank))):
                 for server, address in places.items():
                     connections[server] = connected(address, secret, timeout_s)
             on_failure.pop_all()
@@ -129,15 +131,21 @@ class RowClient:
         Raises:
             PeerLostError: A server has ended, or given up.
         """
-        return self.settled(self._pull(wanted, version, keep=False), version=version)
+        return self.settled(self._pull(wanted, version), version=version)
 
-    def pull_ahead(self, wanted: Sequence[Wanted], *, version: int | None) -> Ahead:
-        """What other servers have of some rows; what changes in them until they are needed, :meth:`settled` adds."""
-        return self._pull(wanted, version, keep=version is not None)
+    def pull_ahead(self, wanted: Sequence[Wanted], *, version: int | None, is_early: bool) -> Ahead:
+        """What other servers have of some rows; what changes in them until they are needed, :meth:`settled` adds.
+
+        Args:
+            wanted: Of each table.
+            version: See :meth:`pull`.
+            is_early: Whether the answer may be of any step before.
+        """
+        return self._pull(wanted, version, keep=version is not None, is_early=is_early)
 
     def settled(self, ahead: Ahead, *, version: int | None) -> list[Tensor]:
         """[n, ...] of each table: rows that were pulled before, as a later step has left them, and this rank's own."""
-        if version != ahead.version:
+        if ahead.is_early or version != ahead.version:
             assert version is not None, "rows without a version stay without"
             self._refresh(ahead, version)
         for each, values in zip(ahead.wanted, ahead.values, strict=True):
@@ -177,12 +185,14 @@ class RowClient:
         for connections in (self._asking, self._pushing):
             _close_all(connections)
 
-    def _pull(self, wanted: Sequence[Wanted], version: int | None, *, keep: bool) -> Ahead:
+    def _pull(
+        self, wanted: Sequence[Wanted], version: int | None, *, keep: bool = False, is_early: bool = False
+    ) -> Ahead:
         with self._one_asks:
-            return self._until_answered(lambda: self._pull_once(wanted, version, keep=keep))
+            return self._until_answered(lambda: self._pull_once(wanted, version, keep=keep, is_early=is_early))
 
-    def _pull_once(self, wanted: Sequence[Wanted], version: int | None, *, keep: bool) -> Ahead:
-        ahead = Ahead(wanted, [each.empty() for each in wanted], version, {})
+    def _pull_once(self, wanted: Sequence[Wanted], version: int | None, *, keep: bool, is_early: bool) -> Ahead:
+        found = [each.empty() for each in wanted]
         chosen: dict[int, list[Tensor]] = {}
         for server, connection in self._asking.items():
             places = [each.on(server) for each in wanted]
@@ -195,9 +205,9 @@ class RowClient:
                 send_bytes(connection, positions.to(each.served.table.index_dtype))
         for server, places_on in chosen.items():
             self._answer_of(server)
-            for each, values, some in zip(wanted, ahead.values, places_on, strict=True):
+            for each, values, some in zip(wanted, found, places_on, strict=True):
                 values[some] = _rows_from(self._asking[server], each.served.table, some.numel())
-        return Ahead(wanted, ahead.values, version, chosen)
+        return Ahead(wanted, found, version, is_early, chosen)
 
     def _refresh(self, ahead: Ahead, version: int) -> None:
         with self._one_asks:
@@ -207,7 +217,7 @@ class RowClient:
                 if not self._may_return:
                     raise
                 self._connect_again()  # and who serves now does not know what was pulled
-                found = self._until_answered(lambda: self._pull_once(ahead.wanted, version, keep=False))
+                found = self._until_answered(lambda: self._pull_once(ahead.wanted, version, keep=False, is_early=False))
                 for values, fresh in zip(ahead.values, found.values, strict=True):
                     values.copy_(fresh)
 

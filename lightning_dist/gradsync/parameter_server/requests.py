@@ -3,7 +3,8 @@
 A message is about all tables that it concerns: a JSON header, whose ``parts`` are pairs of a table's number and a
 number of rows, then the bytes of each part. Rows are numbered by position on the server, in the table's index type.
 
-- ``pull``: positions of each part. The answer: the values of each. With ``keep`` the positions are remembered.
+- ``pull``: positions of each part. The answer: the values of each. With ``keep`` they may be of an earlier step than
+  asked for, and are remembered.
 - ``refresh``: nothing. The answer: for each part remembered, which of its rows have changed, counted from its first,
   and their values; then they are forgotten.
 - ``push``: positions and gradients of each part, no answer.
@@ -29,10 +30,11 @@ from lightning_dist.gradsync.sparse.rows import Table, from_bytes
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a rank has pulled and will ask for again: of which table, which rows."""
+    """What a rank has pulled and will ask for again: of which table, which rows, as it has them."""
 
     number: int
     positions: Tensor
+    version: int
 
 
 class RowRequests:
@@ -47,7 +49,6 @@ class RowRequests:
         self._shards = tuple(shards)
         self._tables = tuple(tables)
         self._kept: list[_Kept] = []
-        self._kept_version = 0
         self._operations: dict[str, Callable[[socket.socket, dict[str, Any]], None]] = {
             "pull": self._pull,
             "refresh": self._refresh,
@@ -73,21 +74,28 @@ class RowRequests:
         for number, count in self._parts(asked):
             table = self._tables[number]
             encoded = receive_bytes(connection, count * table.index_bytes)
-            wanted.append(_Kept(number, self._checked(number, encoded.view(table.index_dtype).to(torch.int64))))
-        if asked.get("keep"):
-            assert version is not None, "what has no version is not refreshed"
-            self._kept, self._kept_version = wanted, version
+            wanted.append((number, self._checked(number, encoded.view(table.index_dtype).to(torch.int64))))
         with _telling(connection):
-            found = [self._shards[each.number].look_up(each.positions, version) for each in wanted]
+            if asked.get("keep") and version is not None:
+                found = self._look_up_early(wanted, version)
+            else:
+                found = [self._shards[number].look_up(positions, version) for number, positions in wanted]
         wire.send(connection, {"rows": [len(rows) for rows in found]})
         for rows in found:
             send_bytes(connection, rows)
+
+    def _look_up_early(self, wanted: list[tuple[int, Tensor]], version: int) -> list[Tensor]:
+        early = [self._shards[number].look_up_early(positions, version) for number, positions in wanted]
+        self._kept = [
+            _Kept(number, positions, seen) for (number, positions), (seen, _) in zip(wanted, early, strict=True)
+        ]
+        return [rows for _, rows in early]
 
     def _refresh(self, connection: socket.socket, asked: dict[str, Any]) -> None:
         version = int(asked["version"])
         kept, self._kept = self._kept, []
         with _telling(connection):
-            found = [self._shards[e.number].changed(e.positions, self._kept_version, version) for e in kept]
+            found = [self._shards[e.number].changed(e.positions, e.version, version) for e in kept]
         wire.send(connection, {"rows": [len(places) for places, _ in found]})
         for each, (places, rows) in zip(kept, found, strict=True):
             send_bytes(connection, places.to(self._tables[each.number].index_dtype))

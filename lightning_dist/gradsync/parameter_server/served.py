@@ -237,7 +237,7 @@ class ServedTables:
     def _pull_ahead(self, wanted: Sequence[Wanted], version: int | None) -> Ahead:
         assert self._client is not None
         with self._operation("look-up of rows ahead"):
-            return self._client.pull_ahead(wanted, version=version)
+            return self._client.pull_ahead(wanted, version=version, is_early=self._staleness == 0)
 
     def _wanted(self, ids: RowsOfTables) -> list[Wanted]:
         wanted = []

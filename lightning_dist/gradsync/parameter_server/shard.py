@@ -108,6 +108,17 @@ class Shard:
                 self._history.put_back(positions, rows, version)
             return rows
 
+    def look_up_early(self, positions: Tensor, version: int) -> tuple[int, Tensor]:
+        """(which version, [n, ...] of it): some rows, which will be asked for again with what :meth:`changed`.
+
+        Where the owner steps, whatever is there, perhaps in the middle of a step, which then counts as one to come.
+        Else exactly the version asked for.
+        """
+        if self._step is not None:
+            return version, self.look_up(positions, version)
+        seen = self._version
+        return seen, self.values[positions]
+
     def changed(self, positions: Tensor, since: int, version: int) -> tuple[Tensor, Tensor]:
         """(which, [n, ...]) of some rows: those that differ in ``version`` from a version before, once it is over."""
         self._wait(lambda: self._version >= version, f"step {version}")
