@@ -14,6 +14,7 @@ from torch import nn
 from tests.distributed.fixed_gradients import FixedGradients
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.support.ranks import RankPool
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 HOSTS = {"a": [0], "b": [1]}
@@ -59,9 +60,15 @@ def search_and_train(context: RankContext, folder: str, sync: dict[str, Any], ch
     return module.began
 
 
-@pytest.mark.parametrize("checkpoint", ["full", "sharded"])
-@pytest.mark.parametrize("sync", [{"codec": "topk"}, {"algorithm": "powersgd", "powersgd": {"rank": 1}}], ids=str)
-@pytest.mark.filterwarnings("ignore")
+SYNCS: dict[str, dict[str, Any]] = {
+    "topk": {"codec": "topk"},
+    "int8": {"codec": "int8"},
+    "powersgd": {"algorithm": "powersgd", "powersgd": {"rank": 1}},
+}
+SEARCHES = {f"{sync}-{checkpoint}": (SYNCS[sync], checkpoint) for sync in SYNCS for checkpoint in ("full", "sharded")}
+
+
+@pytest.mark.parametrize(("sync", "checkpoint"), sampled(SEARCHES, ["topk-full"]))
 def test_what_a_search_of_a_learning_rate_owes_is_not_paid_in_training(
     ranks: RankPool, tmp_path: Path, sync: dict[str, Any], checkpoint: str
 ) -> None:
@@ -93,7 +100,7 @@ def train_kept(context: RankContext, parallel: str, sync: dict[str, Any]) -> tup
     return {name: p.detach().clone() for name, p in module.named_parameters()}, module.owed
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "zero2"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("zero2", marks=pytest.mark.sweep)])
 def test_nothing_is_lost_where_gradients_become_zero_and_not_none(ranks: RankPool, parallel: str) -> None:
     got = ranks.run(train_kept, layout=HOSTS, args=(parallel, {"codec": "onebit"}))
     for name in SHAPES:
@@ -136,7 +143,7 @@ def train_complex(context: RankContext, sync: dict[str, Any]) -> tuple[torch.Ten
     return module.turned.detach(), owed
 
 
-@pytest.mark.parametrize("sync", [{"codec": "topk"}, {"algorithm": "powersgd"}], ids=str)
+@pytest.mark.parametrize("sync", sampled({name: (sync,) for name, sync in SYNCS.items()}, ["topk"]))
 def test_complex_gradients_cross_as_they_are(ranks: RankPool, sync: dict[str, Any]) -> None:
     got = ranks.run(train_complex, layout=HOSTS, args=(sync,))
     expected = (complex_batch(0)[1] + complex_batch(1)[1]) / 2
@@ -173,10 +180,10 @@ def train_words(context: RankContext, sync: dict[str, Any]) -> torch.Tensor:
     return module.words.weight.detach()
 
 
-@pytest.mark.parametrize(
-    "sync", [{"codec": "topk"}, {"codec": "int8"}, {"algorithm": "powersgd", "powersgd": {"rank": 1}}], ids=str
-)
-@pytest.mark.parametrize("dense_above", [0.0, 1.0])
+TABLES = {f"{sync}-{above:g}": (SYNCS[sync], above) for sync in SYNCS for above in (0.0, 1.0)}
+
+
+@pytest.mark.parametrize(("sync", "dense_above"), sampled(TABLES, ["int8-0"]))
 def test_gradients_of_tables_cross_exact_as_rows_and_whole(
     ranks: RankPool, sync: dict[str, Any], dense_above: float
 ) -> None:
