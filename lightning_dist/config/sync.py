@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lightning_dist.config.checks import MIB, check_choice, check_count, check_flags, check_range
+from lightning_dist.config.local_sgd import LocalSGDConfig
 from lightning_dist.config.powersgd import PowerSGDConfig
 from lightning_dist.config.sparse import SparseConfig
 from lightning_dist.errors import CombinationError
 
-SYNC_ALGORITHMS = ("flat", "hierarchical", "powersgd")
+SYNC_ALGORITHMS = ("flat", "hierarchical", "powersgd", "local_sgd")
 CODECS = ("same", "bf16", "int8", "onebit", "topk")
 ROUNDINGS = ("nearest", "stochastic")
 GATHERS = ("same", "int8")
@@ -22,8 +23,8 @@ class SyncConfig:
 
     Attributes:
         algorithm: ``flat`` (one all-reduce over the world), ``hierarchical`` (reduce in the host, all-reduce across
-            hosts, gather in the host) or ``powersgd`` (matrices as products of two thin ones, which travel so; with
-            ``parallel=ddp``).
+            hosts, gather in the host), ``powersgd`` (matrices as products of two thin ones, which travel so; with
+            ``parallel=ddp``) or ``local_sgd`` (hosts train apart and average how far they have gone now and then).
         codec: What crosses between hosts: ``same`` as the gradient, ``bf16`` (2 bytes a value), ``int8`` (1 byte, in
             steps of the largest of 256 values), ``onebit`` (signs and the mean magnitude of 256 values) or ``topk``
             (the largest values only). Legs inside a host are exact; with ``flat`` there are none, and values are
@@ -44,6 +45,7 @@ class SyncConfig:
             ``off``.
         timeout_s: Deadline of each operation between ranks, in seconds.
         powersgd: Of ``algorithm=powersgd``.
+        local_sgd: Of ``algorithm=local_sgd``; ``codec`` and what belongs to it are then of what hosts average.
         sparse: What becomes of the gradients of embeddings with ``sparse=True``.
     """
 
@@ -60,6 +62,7 @@ class SyncConfig:
     shared_memory: str = "auto"
     timeout_s: float = 600.0
     powersgd: PowerSGDConfig = field(default_factory=PowerSGDConfig)
+    local_sgd: LocalSGDConfig = field(default_factory=LocalSGDConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
 
     def __post_init__(self) -> None:
@@ -90,6 +93,7 @@ SYNC_PRESETS: dict[str, SyncConfig] = {
     "onebit": SyncConfig(codec="onebit", warmup_steps=100),
     "topk": SyncConfig(codec="topk"),
     "powersgd": SyncConfig(algorithm="powersgd"),
+    "local_sgd": SyncConfig(algorithm="local_sgd"),
     "auto": SyncConfig(sparse=SparseConfig(exchange="auto")),
     "parameter_server": SyncConfig(sparse=SparseConfig(exchange="parameter_server")),
 }
