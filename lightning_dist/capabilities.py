@@ -101,6 +101,19 @@ def without_effect(
         device_type: ``cpu`` or ``cuda``.
         has_agent: Whether ``hierdist launch`` has started the ranks.
     """
+    return (
+        *_elastic_without_effect(elastic, parallel, device_type=device_type, has_agent=has_agent),
+        *_legs_without_effect(sync, topology, num_hosts=num_hosts),
+        *_codec_without_effect(sync, parallel, num_hosts=num_hosts),
+        *_rest_of_sync_without_effect(sync, parallel, device_type=device_type),
+        *_parallel_without_effect(parallel, device_type=device_type),
+        *_recompute_without_effect(recompute),
+    )
+
+
+def _elastic_without_effect(
+    elastic: ElasticConfig | None, parallel: ParallelConfig, *, device_type: str, has_agent: bool
+) -> list[str]:
     said = []
     if elastic is not None and (elastic.mode != "off" or elastic.in_place) and not has_agent:
         asked = f"elastic={elastic.mode}" if elastic.mode != "off" else "elastic.in_place=true"
@@ -113,6 +126,11 @@ def without_effect(
             f"elastic.in_place=true has no effect with parallel={parallel.mode} on {device_type}, where ranks get new "
             f"processes: it is for parallel={' or '.join(_IN_PLACE)} on cpu; write elastic.in_place=false"
         )
+    return said
+
+
+def _legs_without_effect(sync: SyncConfig, topology: TopologyConfig, *, num_hosts: int) -> list[str]:
+    said = []
     if topology.tiers == "flat" and sync.algorithm == "hierarchical":
         said.append(
             "sync.algorithm=hierarchical has no effect with topology.tiers=flat, which makes every rank a host of its "
@@ -120,19 +138,36 @@ def without_effect(
         )
     elif num_hosts == 1 and sync.algorithm == "powersgd":
         said.append("sync=powersgd has no effect on one host: nothing crosses between hosts; write sync=hierarchical")
-    elif num_hosts == 1 and sync.codec != "same":
+    elif num_hosts == 1 and sync.codec != "same" and not sync.everywhere:
         said.append(
             f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
         )
+    if topology.switches and topology.tiers in ("flat", "two_tier"):
+        said.append(
+            f"topology.switches has no effect with topology.tiers={topology.tiers}; "
+            "write topology.tiers=three_tier or auto"
+        )
+    if topology.probe.refresh and not topology.probe.enabled:
+        said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
+    return said
+
+
+def _codec_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, num_hosts: int) -> list[str]:
     loses = sync.algorithm if sync.algorithm == "powersgd" else sync.codec
-    said += [
+    said = [
         f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={' or '.join(allowed)}"
         for name, allowed in _OF_CODECS.items()
         if getattr(sync, name) != getattr(SyncConfig(), name) and loses not in allowed
     ]
     if sync.powersgd != SyncConfig().powersgd and sync.algorithm != "powersgd":
         said.append(f"sync.powersgd has no effect with sync.algorithm={sync.algorithm}; write sync=powersgd")
-    if sync.gathers != "same" and (parallel.mode not in _GATHERING or num_hosts == 1):
+    if sync.everywhere and (sync.codec == sync.gathers == "same" or (sync.algorithm == "flat" and num_hosts > 1)):
+        said.append(
+            f"sync.everywhere=true has no effect with sync.algorithm={sync.algorithm} and sync.codec={sync.codec}: "
+            "there is no leg inside a host that could be encoded; write sync.everywhere=false, or sync=int8 with it"
+        )
+    gathering = (*_GATHERING, "hsdp") if sync.everywhere else _GATHERING
+    if sync.gathers != "same" and (parallel.mode not in gathering or (num_hosts == 1 and not sync.everywhere)):
         said.append(
             f"sync.gathers={sync.gathers} has no effect with parallel.mode={parallel.mode} on {num_hosts} host(s): "
             "no parameters cross between hosts; write sync.gathers=same"
@@ -142,13 +177,11 @@ def without_effect(
             f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, "
             "always to the same side, and training may end elsewhere; write sync.error_feedback=true"
         )
-    if topology.switches and topology.tiers in ("flat", "two_tier"):
-        said.append(
-            f"topology.switches has no effect with topology.tiers={topology.tiers}; "
-            "write topology.tiers=three_tier or auto"
-        )
-    if topology.probe.refresh and not topology.probe.enabled:
-        said.append("topology.probe.refresh has no effect while topology.probe.enabled=false; enable the probe")
+    return said
+
+
+def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, device_type: str) -> list[str]:
+    said = []
     if sync.sparse != SparseConfig() and parallel.mode != "ddp":
         said.append(
             f"sync.sparse has no effect with parallel.mode={parallel.mode}, which takes no sparse embeddings; "
@@ -156,7 +189,7 @@ def without_effect(
         )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
-    return (*said, *_parallel_without_effect(parallel, device_type=device_type), *_recompute_without_effect(recompute))
+    return said
 
 
 def _parallel_without_effect(parallel: ParallelConfig, *, device_type: str) -> list[str]:

@@ -16,6 +16,7 @@ import json
 import secrets
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,34 +128,60 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     return unpack(receive_exactly(connection, size_of(receive_exactly(connection, HEADER_BYTES))))
 
 
-def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill ``target``."""
+def receive_into(connection: socket.socket, target: memoryview, *, by_s: float | None = None) -> None:
+    """Fill ``target``.
+
+    Args:
+        connection: Its timeout is for each piece that arrives.
+        target: As many bytes as are awaited.
+        by_s: The moment by which all is to be there, by ``time.monotonic``; the timeout is what is left then.
+
+    Raises:
+        TimeoutError: It did not come in time.
+        ConnectionError: The other side closed the connection.
+    """
     done = 0
     while done < len(target):
+        if by_s is not None:
+            left_s = by_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the other side is too slow")
+            connection.settimeout(left_s)
         count = connection.recv_into(target[done:])
         if not count:
             raise ConnectionError("the other side closed the connection")
         done += count
 
 
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes."""
+def receive_exactly(connection: socket.socket, size: int, *, by_s: float | None = None) -> bytes:
+    """So many bytes; ``by_s`` as for :func:`receive_into`."""
     data = bytearray(size)
-    receive_into(connection, memoryview(data))
+    receive_into(connection, memoryview(data), by_s=by_s)
     return bytes(data)
 
 
-def prove(connection: socket.socket, secret: bytes, roles: Roles, *, is_server: bool) -> None:
+def prove(
+    connection: socket.socket, secret: bytes, roles: Roles, *, is_server: bool, within_s: float | None = None
+) -> None:
     """Prove the secret to each other; both sides call it first.
+
+    Args:
+        connection: Whose timeout holds for each piece that arrives.
+        secret: What is proved.
+        roles: Who speaks to whom.
+        is_server: Whether this side was called.
+        within_s: Deadline of it all, in seconds, however slowly the other side sends; the timeout is changed then.
 
     Raises:
         WrongSecretError: The other side does not know it.
+        TimeoutError: It took too long.
     """
+    by_s = None if within_s is None else time.monotonic() + within_s
     proof = Proof(secret, roles, is_server)
     connection.sendall(proof.nonce)
-    theirs = receive_exactly(connection, NONCE_BYTES)
+    theirs = receive_exactly(connection, NONCE_BYTES, by_s=by_s)
     if not is_server:
         connection.sendall(proof.answer(theirs))
-    proof.check(theirs, receive_exactly(connection, ANSWER_BYTES))
+    proof.check(theirs, receive_exactly(connection, ANSWER_BYTES, by_s=by_s))
     if is_server:
         connection.sendall(proof.answer(theirs))

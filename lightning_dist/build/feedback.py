@@ -41,7 +41,7 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
         mode: What becomes of the model, which says what gradients are made of.
     """
     codec = codec_of(sync)
-    if codec is None or not codec.wants_feedback or run.cluster.num_hosts == 1:
+    if codec is None or not codec.wants_feedback or (run.cluster.num_hosts == 1 and not sync.everywhere):
         return None
     hosts = run.cluster.host_of_rank
     layout = {
@@ -49,6 +49,7 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
         "hosts": [hosts.index(host) for host in hosts],
         "algorithm": sync.algorithm,
         "codec": codec.name,
+        "everywhere": sync.everywhere,
         "bytes": [sync.bucket_bytes, sync.chunk_bytes],
     }
     return Feedback(layout=json.dumps(layout), rank=run.rank, warmup_steps=sync.warmup_steps, keeps=sync.error_feedback)

@@ -36,7 +36,7 @@ class GroupMaker:
         flat = sync.algorithm == "flat"
         self._cluster = run.cluster.flattened() if flat else run.cluster
         self._feedback = feedback_of(run, sync, mode=mode)
-        self._codec = codec_of(sync) if run.cluster.num_hosts > 1 else None
+        self._codec = codec_of(sync) if run.cluster.num_hosts > 1 or sync.everywhere else None
 
     def make(self, parts: Sequence[Sequence[int]], label: str) -> RankGroup:
         """This rank's group among ``parts``."""
@@ -61,6 +61,7 @@ class GroupMaker:
             chunk_bytes=self._sync.chunk_bytes,
             parts=parts,
             codec=self._codec,
+            everywhere=self._sync.everywhere,
             shares_memory=self._sync.shared_memory == "auto",
             feedback=self._feedback,
         )

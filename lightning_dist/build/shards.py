@@ -73,7 +73,7 @@ def open_shard_links(
             operation=run.operation,
             groups=groups.made,
             brings_values=tensor is None,
-            gathers=gathers_of(sync) if cluster.num_hosts > 1 else None,
+            gathers=gathers_of(sync) if cluster.num_hosts > 1 or sync.everywhere else None,
         )
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
 import secrets
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_dist.build.run import RunContext
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.config import SyncConfig
+from lightning_dist.elastic.leading.secret import read_secret
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.parameter_server import ServedTables, tables_to_serve
 from lightning_dist.gradsync.parameter_server.client import RowClient, ServedTable
-from lightning_dist.gradsync.parameter_server.server import RowServer
+from lightning_dist.gradsync.parameter_server.requests import RowRequests
+from lightning_dist.gradsync.parameter_server.server import RowServer, listening
 from lightning_dist.gradsync.parameter_server.shard import Shard
 from lightning_dist.topology.addresses import own_address
 
@@ -105,6 +109,7 @@ class TableService:
 
     def close(self) -> None:
         """End the server, connections and the group. Safe to call twice."""
+        self.abort("it was closed")
         self._client.close()
         self._server.close()
         destroy([self.group])
@@ -116,17 +121,10 @@ class TableService:
         """Serve, say where, and connect to all others. Who reads the store of the run finds the secret."""
         run, served = self._run, list(self.tables.tables.values())
         store = run.own_store("tables")
-        if run.rank == 0:
-            store.set("secret", secrets.token_hex(_SECRET_BYTES))
-        secret = bytes.fromhex(store.get("secret").decode())
+        secret = _agreed_secret(store, run.rank)
         address = own_address(os.environ)
-        server = RowServer(
-            address,
-            secret=secret,
-            shards=[each.own for each in served],
-            tables=[each.table for each in served],
-            timeout_s=timeout_s,
-        )
+        shards, tables = [each.own for each in served], [each.table for each in served]
+        server = RowServer(listening(address), secret=secret, answers=lambda: RowRequests(shards, tables).answer)
         on_failure.callback(server.close)
         store.set(str(run.rank), json.dumps([address, server.port]))
         keys = [str(rank) for rank in range(run.cluster.world_size)]
@@ -134,6 +132,15 @@ class TableService:
         places = [json.loads(said) for said in store.multi_get(keys)]
         addresses = [(str(host), int(port)) for host, port in places]
         return server, RowClient(addresses, rank=run.rank, secret=secret, timeout_s=timeout_s)
+
+
+def _agreed_secret(store: dist.Store, rank: int) -> bytes:
+    """New for each run, and known to who reads its store; and who knows ``HIERDIST_SECRET``, where that is given."""
+    if rank == 0:
+        store.set("secret", secrets.token_hex(_SECRET_BYTES))
+    made = bytes.fromhex(store.get("secret").decode())
+    given = read_secret(os.environ)
+    return made if given is None else hmac.digest(given, b"hierdist parameter server" + made, "sha256")
 
 
 def open_tables(run: RunContext, module: nn.Module, sync: SyncConfig) -> TableService | None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from lightning_dist.comm.chunk_codec import ChunkCodec, even_pieces, place_of, without
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.codecs.codec import store
-from lightning_dist.comm.codecs.dither import seed_of
 from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.feedback import Place
 from lightning_dist.comm.legs import Chunk, NamedStep, keep_for_current_stream, sum_in_order
 
 
@@ -28,6 +27,7 @@ class EncodedLeg:
         gather_group: The same ranks, for the second half.
         codec: How values are encoded.
         is_only: Whether there is no inner leg, so that this leg scales also what must be scaled first.
+        hands_on: Whether the legs below hand on the code of the sum (:class:`EncodedInnerLeg`).
     """
 
     def __init__(
@@ -38,12 +38,14 @@ class EncodedLeg:
         gather_group: RankGroup | None,
         codec: Codec,
         is_only: bool,
+        hands_on: bool = False,
     ) -> None:
         self._collectives = collectives
         self._scatter_group = scatter_group
         self._gather_group = gather_group
-        self._codec = codec
+        self._codec = ChunkCodec(codec)
         self._is_only = is_only
+        self._hands_on = hands_on
 
     @property
     def up(self) -> Sequence[NamedStep]:
@@ -71,22 +73,24 @@ class EncodedLeg:
         part, group = chunk.top, self._scatter_group
         if part is None or group is None:
             return
-        pieces = _even_pieces(part, group.size)
+        pieces = even_pieces(part, group.size)
         own, columns = pieces[group.index], pieces.shape[1]
         others = [i for i in range(group.size) if i != group.index]
         scales_here = chunk.scale is not None and (self._is_only or not chunk.scale_first)
         before = 1.0 if scales_here or chunk.scale is None else 1 / chunk.scale
-        outgoing = self._encoded(_without(pieces, group.index), chunk, _place("part", chunk, columns, others, before))
+        outgoing = self._codec.encode(
+            without(pieces, group.index), chunk, place_of("part", chunk, columns, others, before)
+        )
         incoming = torch.empty_like(outgoing)
         sends, receives = list(zip(others, outgoing, strict=True)), list(zip(others, incoming, strict=True))
         self._collectives.start_exchange(sends, receives, group, "reduce_scatter").wait(leg="cross", **chunk.attributes)
         total = torch.empty_like(own, dtype=torch.float32 if own.dtype.is_floating_point else own.dtype)
-        terms = [term.to(total.dtype) for term in self._decoded(incoming, chunk, columns)]
+        terms = [term.to(total.dtype) for term in self._codec.decode(incoming, chunk, columns)]
         terms.insert(group.index, own.to(total.dtype))
         sum_in_order(terms, total, maximum=chunk.maximum, scale=chunk.scale if scales_here else None)
         after = 1.0 if chunk.scale is None else 1 / chunk.scale
-        place = _place("sum", chunk, columns, [group.index], after)
-        chunk.encoded = self._encoded(total.unsqueeze(0), chunk, place)
+        place = place_of("sum", chunk, columns, [group.index], after)
+        chunk.encoded = self._codec.encode(total.unsqueeze(0), chunk, place)
 
     def _gather(self, chunk: Chunk) -> None:
         part, group, summed = chunk.top, self._gather_group, chunk.encoded
@@ -99,42 +103,5 @@ class EncodedLeg:
         receives = [(i, incoming[i]) for i, _ in sends]
         self._collectives.start_exchange(sends, receives, group, "all_gather").wait(leg="cross", **chunk.attributes)
         columns = -(-part.numel() // group.size)
-        store(self._decoded(incoming, chunk, columns).reshape(-1)[: part.numel()], part)
-        chunk.encoded = None
-
-    def _encoded(self, rows: torch.Tensor, chunk: Chunk, place: Place) -> torch.Tensor:
-        """[rows, bytes] of [rows, n]; the values themselves where they cross as they are."""
-        if self._is_exact(chunk):
-            return rows.to(chunk.data.dtype)
-        if chunk.account is not None:
-            return chunk.account.encode(self._codec, rows, place)
-        return self._codec.encode(rows.float(), seed=seed_of(chunk.sequence, place.starts[0]))
-
-    def _decoded(self, rows: torch.Tensor, chunk: Chunk, length: int) -> torch.Tensor:
-        return rows if self._is_exact(chunk) else self._codec.decode(rows, length)
-
-    def _is_exact(self, chunk: Chunk) -> bool:
-        is_warm_up = chunk.account is not None and chunk.account.is_exact
-        return is_warm_up or not self._codec.applies_to(chunk.data.dtype)
-
-
-def _place(kind: str, chunk: Chunk, columns: int, pieces: Sequence[int], unit: float) -> Place:
-    """Where pieces of a part are, in the tensor."""
-    low, part = chunk.top_start, chunk.top
-    assert part is not None
-    return Place(kind, tuple(low + piece * columns for piece in pieces), low + part.numel(), unit)
-
-
-def _even_pieces(part: torch.Tensor, size: int) -> torch.Tensor:
-    """[size, columns]: the part cut into rows of one length, with zeros behind the last."""
-    missing = -part.numel() % size
-    if missing:
-        part = torch.nn.functional.pad(part, (0, missing))
-    return part.view(size, -1)
-
-
-def _without(rows: torch.Tensor, index: int) -> torch.Tensor:
-    """All rows but one."""
-    if index in (0, len(rows) - 1):  # as they lie
-        return rows[1:] if index == 0 else rows[:-1]
-    return torch.cat([rows[:index], rows[index + 1 :]])
+        store(self._codec.decode(incoming, chunk, columns).reshape(-1)[: part.numel()], part)
+        chunk.encoded = incoming if self._hands_on else None

@@ -61,7 +61,8 @@ class Place(NamedTuple):
     """Rows of a tensor's elements that are encoded together.
 
     Attributes:
-        kind: ``part`` of what a rank sends, ``sum`` of what an owner encodes.
+        kind: ``part`` of what a rank sends between hosts, ``sum`` of what an owner encodes; another name at each other
+            leg.
         starts: Of each row: its first element.
         end: Elements from here on are padding.
         unit: Elements of the tensor that one element of a row is worth.
@@ -110,7 +111,8 @@ class Account:
         slot = (place.kind, place.starts[0])
         if slot in self.residues:
             values = values + self.residues[slot][1]
-        seed = seed_of(self.window, zlib.crc32(self.origin.key.encode()), place.starts[0], self.rank)
+        name = zlib.crc32(f"{place.kind} {self.origin.key}".encode())
+        seed = seed_of(self.window, name, place.starts[0], self.rank)
         encoded = codec.encode(values, seed=seed)
         if self.keeps:
             lost = (values - codec.decode(encoded, values.shape[1])).nan_to_num_(0.0, 0.0, 0.0)

@@ -14,7 +14,7 @@ from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import make_leg_group
 from lightning_dist.comm.hop_links import GroupLink, HopLink, MemoryLink, slot_bytes_for, window_bytes
-from lightning_dist.comm.hops import HopMove, hand_in, hand_out, spread, sum_encoded, sum_up
+from lightning_dist.comm.hops import HopMove, hand_in, hand_in_encoded, hand_out, spread, sum_encoded, sum_up
 from lightning_dist.comm.host_memory import holds_on_all_ranks, open_memory_of
 from lightning_dist.comm.legs import keep_for_current_stream
 from lightning_dist.comm.segments import Segments
@@ -69,6 +69,7 @@ class LaneOpening:
         timeout_s: Deadline of each operation, in seconds.
         chunk_bytes: Largest chunk, in bytes.
         codec: What sums cross the top leg in, if it leaves the host.
+        everywhere: Whether the codec is for all legs; memory is not shared then.
         shares_memory: Whether ranks of a host are to find out if they share memory.
     """
 
@@ -80,7 +81,13 @@ class LaneOpening:
     timeout_s: float
     chunk_bytes: int
     codec: Codec | None
+    everywhere: bool
     shares_memory: bool
+
+    @property
+    def inner_codec(self) -> Codec | None:
+        """What sums cross other legs in."""
+        return self.codec if self.everywhere else None
 
 
 def open_hop_lanes(opening: LaneOpening) -> HopLanes:
@@ -99,7 +106,7 @@ def open_hop_lanes(opening: LaneOpening) -> HopLanes:
 
 def _open_memory(opening: LaneOpening, hierarchies: Sequence[Hierarchy], own: int) -> tuple[HostMemory | None, bool]:
     """This rank's memory, and whether process groups are needed inside hosts, on this one or another."""
-    if opening.device.type != "cpu" or not opening.shares_memory:
+    if opening.device.type != "cpu" or not opening.shares_memory or opening.inner_codec is not None:
         return None, True
     if not any(len(group) > 1 for hierarchy in hierarchies for leg in _in_host(hierarchy) for group in leg.groups):
         return None, False
@@ -134,7 +141,8 @@ def _lanes_of(
     inside = opening.cluster.restricted_to(part)
     hops = {h.leg: h for h in route_of(inside, part.index(rank), hierarchy).hops} if rank in part else {}
     last = len(hierarchy.legs) - 1
-    codec = opening.codec if hierarchy.top.tier is not Tier.HOST else None
+    inner = opening.inner_codec
+    codec = opening.codec if hierarchy.top.tier is not Tier.HOST else inner
     number_in_host = count()
 
     def lane(kind: str, number: int, move: HopMove) -> HopLane:
@@ -162,9 +170,13 @@ def _lanes_of(
         return HopLane(name, _bound(move, hops.get(number), link))
 
     out, back = range(last), range(last - 1, -1, -1)
-    scatter = [lane("scatter_out", n, sum_up) for n in out]
-    scatter += [lane("scatter_top", last, sum_up if codec is None else sum_encoded(codec))]
-    scatter += [lane("scatter_in", n, hand_in) for n in back]
+
+    def sums(codec: Codec | None, kind: str) -> HopMove:
+        return sum_up if codec is None else sum_encoded(codec, kind)
+
+    scatter = [lane("scatter_out", n, sums(inner, f"out {n}")) for n in out]
+    scatter += [lane("scatter_top", last, sums(codec, "part"))]
+    scatter += [lane("scatter_in", n, hand_in if inner is None else hand_in_encoded(inner, f"in {n}")) for n in back]
     gather = [lane("gather_out", n, hand_out) for n in out] + [lane("gather_top", last, spread)]
     gather += [lane("gather_in", n, spread) for n in back]
     return tuple(scatter), tuple(gather)

@@ -32,18 +32,22 @@ def sum_up(segments: Segments, hop: Hop, link: HopLink) -> None:
     segments.hold([(owned, total)])
 
 
-def sum_encoded(codec: Codec) -> HopMove:
-    """:func:`sum_up`, what is sent being encoded; own values enter the sum, which is taken in fp32, as they are."""
+def sum_encoded(codec: Codec, kind: str) -> HopMove:
+    """:func:`sum_up`, what is sent being encoded; own values enter the sum, which is taken in fp32, as they are.
+
+    Args:
+        codec: How.
+        kind: Of the places where something is lost, another at each leg.
+    """
 
     def move(segments: Segments, hop: Hop, link: HopLink) -> None:
-        is_warm_up = segments.trace is not None and segments.trace.account.is_exact
-        if is_warm_up or not codec.applies_to(segments.rows.dtype):
+        if _is_exact(codec, segments):
             sum_up(segments, hop, link)
             return
         others, owned = _others(hop), hop.owned_by(hop.index)
         own, columns = segments.of(owned), segments.rows.shape[1]
         gives = {m: hop.owned_by(m) for m in others}
-        outgoing = _encoded(codec, segments, tuple(sorted(d for given in gives.values() for d in given)), hop)
+        outgoing = _encoded(codec, kind, segments, _all_of(gives), hop)
         with link.exchanged(outgoing, gives, dict.fromkeys(others, owned), operation="reduce_scatter") as received:
             total = segments.room_for(owned, own.dtype)
             if owned:
@@ -56,11 +60,43 @@ def sum_encoded(codec: Codec) -> HopMove:
     return move
 
 
-def _encoded(codec: Codec, segments: Segments, destinations: tuple[int, ...], hop: Hop) -> Segments:
+def hand_in_encoded(codec: Codec, kind: str) -> HopMove:
+    """:func:`hand_in`, what is sent being encoded; arguments as for :func:`sum_encoded`."""
+
+    def move(segments: Segments, hop: Hop, link: HopLink) -> None:
+        if _is_exact(codec, segments):
+            hand_in(segments, hop, link)
+            return
+        others, columns, dtype = _others(hop), segments.rows.shape[1], segments.rows.dtype
+        gives = {m: hop.handed_over(hop.index, m) for m in others}
+        takes = {m: hop.handed_over(m, hop.index) for m in others}
+        kept = hop.handed_over(hop.index, hop.index)
+        outgoing = _encoded(codec, kind, segments, _all_of(gives), hop)
+        with link.exchanged(outgoing, gives, takes, operation="hand_over") as received:
+            parts = [(kept, segments.of(kept))]
+            for member, rows in received.items():
+                values = torch.empty(len(rows), columns, dtype=dtype, device=rows.device)
+                store(codec.decode(rows, columns), values)
+                parts.append((takes[member], values))
+            segments.hold(parts)
+
+    return move
+
+
+def _is_exact(codec: Codec, segments: Segments) -> bool:
+    is_warm_up = segments.trace is not None and segments.trace.account.is_exact
+    return is_warm_up or not codec.applies_to(segments.rows.dtype)
+
+
+def _all_of(gives: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted(d for given in gives.values() for d in given))
+
+
+def _encoded(codec: Codec, kind: str, segments: Segments, destinations: tuple[int, ...], hop: Hop) -> Segments:
     """Rows for others, as bytes."""
     rows, trace = segments.of(destinations), segments.trace
     if trace is not None and destinations:
-        encoded = trace.account.encode(codec, rows, trace.place(destinations))
+        encoded = trace.account.encode(codec, rows, trace.place(kind, destinations))
     else:
         encoded = codec.encode(rows.float(), seed=seed_of(segments.sequence, hop.index))
     return Segments(destinations, encoded, segments.attributes, segments.tag)

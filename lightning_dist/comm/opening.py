@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.codecs import codec_of
+from lightning_dist.comm.codecs import Codec, codec_of
 from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.encoded_inner_leg import EncodedInnerLeg
 from lightning_dist.comm.encoded_leg import EncodedLeg
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.group_legs import AllReduceLeg, ProcessGroupLeg
@@ -40,6 +41,11 @@ class _Opening:
     store: dist.Store
     slot_bytes: int
 
+    @property
+    def inner_codec(self) -> Codec | None:
+        """What values are encoded by inside hosts; they are sent by the backend then, as if memory were not shared."""
+        return codec_of(self.config) if self.config.everywhere else None
+
 
 def open_all_reduce(
     cluster: Cluster,
@@ -64,7 +70,7 @@ def open_all_reduce(
         purpose: What it is for; keeps its keys and group names apart from others'.
         feedback: What is owed of what is sent.
     """
-    if cluster.num_hosts == 1:
+    if cluster.num_hosts == 1 and not config.everywhere:
         config = dataclasses.replace(config, codec="same")  # nothing crosses between hosts, also not when flat
     hierarchy = hierarchy_of(cluster.flattened() if config.algorithm == "flat" else cluster)
     slot_bytes = -(-config.chunk_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
@@ -72,9 +78,13 @@ def open_all_reduce(
     legs: list[Leg] = []
     groups: list[RankGroup] = []
     inner, top = _as_inner(hierarchy, opening)
+    widths = [plan.width for plan in hierarchy.legs]
     for level, plan in enumerate(inner):
         is_last_sum = level == len(inner) - 1 and top is None
-        legs.append(_open_inner_leg(plan, level, is_last_sum, opening, groups))
+        if opening.inner_codec is not None:
+            legs.append(_open_encoded_leg(plan, widths[level + 1 :], level, opening.inner_codec, opening, groups))
+        else:
+            legs.append(_open_inner_leg(plan, level, is_last_sum, opening, groups))
     if top is not None:
         legs.append(_open_top_leg(top, not inner, opening, groups))
     # A flat all-reduce over Gloo or NCCL pipelines by itself; cutting it into chunks only adds latency.
@@ -140,6 +150,7 @@ def _as_inner(hierarchy: Hierarchy, opening: _Opening) -> tuple[list[LegPlan], L
     """On one host, CPU ranks that may share memory are an inner leg with nothing above it."""
     one_host = hierarchy.top.tier is Tier.HOST
     may_share = opening.device.type == "cpu" and opening.config.shared_memory == "auto"
+    may_share = may_share and opening.inner_codec is None
     if one_host and may_share and hierarchy.top.width > 1 and opening.config.algorithm != "flat":
         return [LegPlan(Tier.HOST, hierarchy.top.groups, hierarchy.top.width)], None
     return list(hierarchy.inner), hierarchy.top
@@ -161,6 +172,23 @@ def _open_inner_leg(plan: LegPlan, level: int, is_last_sum: bool, opening: _Open
     if shared is not None:
         return shared
     return _process_group_leg(plan, level, is_last_sum, opening, label, pair[0], pair[1])
+
+
+def _open_encoded_leg(
+    plan: LegPlan, cuts: Sequence[int], level: int, codec: Codec, opening: _Opening, groups: list[RankGroup]
+) -> Leg:
+    label = "" if plan.tier is Tier.HOST else f"{plan.tier.value}_"
+    pair = [_group(plan, f"{label}{kind}", opening, groups) for kind in ("reduce", "gather")]
+    return EncodedInnerLeg(
+        collectives=opening.collectives,
+        reduce_group=pair[0],
+        gather_group=pair[1],
+        codec=codec,
+        width=plan.width,
+        cuts=cuts,
+        label=label,
+        is_first=level == 0,
+    )
 
 
 def _lonely_leg(plan: LegPlan, level: int, is_last_sum: bool, opening: _Opening) -> Leg:
@@ -215,7 +243,7 @@ def _open_shared_leg(
 
 
 def _open_top_leg(plan: LegPlan, is_only: bool, opening: _Opening, groups: list[RankGroup]) -> Leg:
-    codec = codec_of(opening.config) if plan.tier is not Tier.HOST else None
+    codec = codec_of(opening.config) if plan.tier is not Tier.HOST else opening.inner_codec
     if codec is None:
         return AllReduceLeg(
             collectives=opening.collectives,
@@ -225,7 +253,12 @@ def _open_top_leg(plan: LegPlan, is_only: bool, opening: _Opening, groups: list[
         )
     pair = [_group(plan, label, opening, groups) for label in ("cross", "cross_gather")]
     return EncodedLeg(
-        collectives=opening.collectives, scatter_group=pair[0], gather_group=pair[1], codec=codec, is_only=is_only
+        collectives=opening.collectives,
+        scatter_group=pair[0],
+        gather_group=pair[1],
+        codec=codec,
+        is_only=is_only,
+        hands_on=opening.inner_codec is not None and not is_only,
     )
 
 

@@ -43,6 +43,7 @@ class HierarchicalScatter:
         parts: Global ranks group by group, each rank once; shard i of a group belongs to its member i. All ranks in one
             group, in their order, if not given.
         codec: What sums cross the top leg in, if that leg leaves the host; ``None`` sends values as they are.
+        everywhere: Whether all legs are encoded, also inside a host, where memory is not shared then.
         shares_memory: Whether ranks of one host exchange through shared memory, on CPU and where a handshake shows
             that they share it; over process groups else.
         feedback: What is owed of what is sent; ``None``: nothing is lost on the way.
@@ -59,6 +60,7 @@ class HierarchicalScatter:
         chunk_bytes: int,
         parts: Sequence[Sequence[int]] | None = None,
         codec: Codec | None = None,
+        everywhere: bool = False,
         shares_memory: bool = True,
         feedback: Feedback | None = None,
     ) -> None:
@@ -76,6 +78,7 @@ class HierarchicalScatter:
             timeout_s=timeout_s,
             chunk_bytes=chunk_bytes,
             codec=codec,
+            everywhere=everywhere,
             shares_memory=shares_memory,
         )
         self._lanes = open_hop_lanes(opening)
@@ -84,7 +87,7 @@ class HierarchicalScatter:
         self._index = self._members.index(collectives.rank)
         self._size = len(self._members)
         self._sequence = 0
-        self._leaves_host = cluster.restricted_to(self._members).num_hosts > 1
+        self._encodes = everywhere or cluster.restricted_to(self._members).num_hosts > 1
         self._scatter_pipeline = self._pipeline(self._lanes.scatter)
         self._gather_pipeline = self._pipeline(self._lanes.gather)
         self._signatures = {
@@ -105,6 +108,11 @@ class HierarchicalScatter:
     def index(self) -> int:
         """Which shard is this rank's."""
         return self._index
+
+    @property
+    def encodes(self) -> bool:
+        """Whether sums are encoded on their way."""
+        return self.codec is not None and self._encodes
 
     @property
     def shares_memory(self) -> bool:
@@ -188,8 +196,8 @@ class HierarchicalScatter:
             output: Group size x n elements, contiguous; receives shard i in place i.
             tensor: n elements of the same type, this rank's shard; may be a view of ``output``.
             name: What is gathered, as in :meth:`reduce_scatter`.
-            codec: Values travel encoded by it, where they leave the host, and arrive as decoded on every member, the
-                one that gave them too.
+            codec: Values travel encoded by it, where they leave the host or are encoded everywhere, and arrive as
+                decoded on every member, the one that gave them too.
             account: Of the tensor whose mean is gathered, where what is lost of it is kept.
 
         Returns:
@@ -202,7 +210,7 @@ class HierarchicalScatter:
         row, everyone = tensor.reshape(1, -1), tuple(range(self._size))
         future, tag = self._agreed("all_gather", asked), tag_of(asked)
         columns = self._columns(target)
-        if not self._leaves_host or (account is not None and account.is_exact):
+        if not self._encodes or (account is not None and account.is_exact):
             codec = None
         if codec is not None and not codec.applies_to(target.dtype):
             codec = None

@@ -26,10 +26,10 @@ class Trace:
     first: int
     unit: float
 
-    def place(self, destinations: Sequence[int]) -> Place:
+    def place(self, kind: str, destinations: Sequence[int]) -> Place:
         """Where rows of some destinations are, in the tensor."""
         starts = tuple(destination * self.length + self.first for destination in destinations)
-        return Place("part", starts, starts[-1] + self.length, self.unit)
+        return Place(kind, starts, starts[-1] + self.length, self.unit)
 
 
 @dataclass

@@ -29,6 +29,8 @@ class SyncConfig:
             steps of the largest of 256 values), ``onebit`` (signs and the mean magnitude of 256 values) or ``topk``
             (the largest values only). Legs inside a host are exact; with ``flat`` there are none, and values are
             encoded between all ranks of several hosts.
+        everywhere: Whether what ranks of one host send each other is encoded, too. It then travels by the backend, also
+            where they share memory: for hosts inside which links are slow.
         rounding: Of ``int8``: to the ``nearest`` step, or ``stochastic``, which is right on average.
         ratio: Of ``topk``: the share of values that go, in (0, 0.5).
         error_feedback: Whether what ``int8``, ``onebit``, ``topk`` and ``powersgd`` lose of a gradient is added to what
@@ -51,6 +53,7 @@ class SyncConfig:
 
     algorithm: str = "hierarchical"
     codec: str = "same"
+    everywhere: bool = False
     rounding: str = "nearest"
     ratio: float = 0.01
     error_feedback: bool = True

@@ -257,7 +257,8 @@ class GradientReduction:
     ) -> tuple[Account | None, Account | None]:
         """Of a group's gradients and, where there are replicas, of its shard of their sum."""
         feedback, across = self._scatter.feedback, self._across
-        if feedback is None or gradients is None or (across is not None and not self.crosses):
+        in_host = self._scatter.encodes  # also where there are replicas
+        if feedback is None or gradients is None or (across is not None and not self.crosses and not in_host):
             return None, None
         group, key, shards = self._watches[index].group, f"{index} {self._names[index]}", len(self._scatter.members)
         replicas = 1 if across is None else across.world_size
@@ -265,9 +266,9 @@ class GradientReduction:
         whole = feedback.enter(origin_of_sum(group, key, num_shards=shards, weight=weight), gradients)
         if across is None:
             return whole, None
-        # Gradients stay in the host until they are summed, exact; what is owed of the shard is filed with the whole.
+        # Gradients stay in the host until they are summed; what is owed of the shard is filed with the whole.
         shard = origin_of_shard(group, key, shard=self._scatter.index, weight=1 / replicas)
-        return None, feedback.enter(shard, None)
+        return whole if in_host else None, feedback.enter(shard, None) if self.crosses else None
 
     def _wait(self, most: int) -> None:
         while len(self._pending) > most:

@@ -68,8 +68,20 @@ def test_sum_is_exact_for_any_placement_type_and_shape(ranks: RankPool, name: st
         assert problems == []
 
 
-@pytest.mark.parametrize("sync", [{"algorithm": "flat"}, {"codec": "bf16"}], ids=["flat", "bf16"])
-@pytest.mark.parametrize("name", ["1", "2", "cyclic", "3+1"])
+OTHERS: dict[str, dict[str, Any]] = {
+    "flat": {"algorithm": "flat"},
+    "bf16": {"codec": "bf16"},
+    "everywhere": {"codec": "bf16", "everywhere": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sync"),
+    [
+        *((name, OTHERS[way]) for name in ("1", "2", "cyclic", "3+1") for way in OTHERS),
+        *((name, OTHERS["everywhere"]) for name in SWITCHES),
+    ],
+)
 def test_other_ways_are_exact_on_small_integers(ranks: RankPool, name: str, sync: dict[str, Any]) -> None:
     for problems in ranks.run(reduce_all, layout=LAYOUTS[name], args=({"chunk_bytes": 4096, **sync}, {})):
         assert problems == []
@@ -96,6 +108,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "int8": {"codec": "int8", "rounding": "stochastic"},
     "onebit": {"codec": "onebit"},
     "topk": {"codec": "topk", "ratio": 0.25},
+    "everywhere": {"codec": "int8", "everywhere": True},
 }
 MEANS: dict[str, tuple[str, str, float]] = {
     "float32": ("auto", "float32", 1e-6),
@@ -108,9 +121,11 @@ MEANS: dict[str, tuple[str, str, float]] = {
     "bfloat16-int8": ("int8", "bfloat16", 6 / 127 + 2**-7),
     "float64-onebit": ("onebit", "float64", 8),  # of each value only the sign is kept
     "float32-topk": ("topk", "float32", 2),  # what is small is not sent
+    "float32-everywhere": ("everywhere", "float32", 6 / 127),  # three roundings to nearest
+    "float16-everywhere": ("everywhere", "float16", 6 / 127 + 2**-9),
 }
 ALWAYS = {
-    "2": ["float32", "float32-sockets", "bfloat16"],
+    "2": ["float32", "float32-sockets", "bfloat16", "float32-everywhere"],
     "2+2": ["float32-flat", "float16", "float32-bf16", "float32-int8", "float32-topk"],
     "3+1": list(MEANS),
     "cyclic": ["float32", "float32-sockets", "float32-bf16"],

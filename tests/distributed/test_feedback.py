@@ -36,6 +36,7 @@ SYNCS: dict[str, dict[str, Any]] = {
     "topk": {"codec": "topk", "ratio": 0.1},
     "flat": {"codec": "onebit", "algorithm": "flat"},
     "gathers": {"codec": "int8", "gathers": "int8"},
+    "everywhere": {"codec": "topk", "ratio": 0.1, "everywhere": True},
 }
 SHAPES = {"first": (37, 5), "late": (300,), "never": (11,), "second": (1501,)}
 STEPS = 6
@@ -98,16 +99,21 @@ def check(got: list[Any], expected: dict[str, torch.Tensor]) -> None:
 CASES = {
     f"{parallel}-{layout}-{sync}": (parallel, layout, SYNCS[sync], accumulation)
     for parallel in ("ddp", "zero1", "zero2", "zero3", "hsdp")
-    for layout in ("2+2", "3+1")
+    for layout in ("2+2", "3+1", "2")
     for sync in SYNCS
     for accumulation in (1 if sync in ("int8", "topk") else 2,)
-    if (parallel, layout) != ("hsdp", "3+1")
+    if (parallel, layout) != ("hsdp", "3+1") and (layout != "2" or "everywhere" in SYNCS[sync])
 }
+
+
+IN_HOST = [f"{place}-everywhere" for place in ("ddp-3+1", "zero2-3+1", "hsdp-2+2", "ddp-2")]
 
 
 @pytest.mark.parametrize(
     ("parallel", "layout", "sync", "accumulation"),
-    sampled(CASES, ["ddp-3+1-onebit", "ddp-2+2-topk", "zero2-3+1-int8", "zero1-2+2-onebit", "hsdp-2+2-stochastic"]),
+    sampled(
+        CASES, ["ddp-3+1-onebit", "ddp-2+2-topk", "zero2-3+1-int8", "zero1-2+2-onebit", "hsdp-2+2-stochastic", *IN_HOST]
+    ),
 )
 def test_what_is_applied_and_what_is_owed_is_the_whole_gradient(
     ranks: RankPool, tmp_path: Path, parallel: str, layout: str, sync: dict[str, Any], accumulation: int

@@ -46,11 +46,13 @@ class Traffic:
         host: Where the rank sits.
         sent: What the host sent on its link meanwhile; the least of some sums.
         result: The sum.
+        inside_bytes: What ranks of the host sent each other over sockets; the least of some sums.
     """
 
     host: str
     sent: Sent
     result: torch.Tensor
+    inside_bytes: int
 
 
 _ACKNOWLEDGEMENT_BYTES = 14 + 20 + 32  # Ethernet, IPv4, TCP with timestamps, and no data
@@ -82,12 +84,12 @@ def assert_sent(sent: Sent, payload_bytes: float) -> None:
     assert sent.least <= tcp_wire_bytes(payload_bytes) + BESIDE * payload_bytes
 
 
-def _link_bytes() -> int:
+def _link_bytes(name: str = "eth0") -> int:
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         device, _, counters = line.partition(":")
-        if device.strip() == "eth0":
+        if device.strip() == name:
             return int(counters.split()[8])
-    raise RuntimeError("this host has no eth0")
+    raise RuntimeError(f"this host has no {name}")
 
 
 def _stays_on_the_host(socket: str) -> bool:
@@ -108,15 +110,17 @@ def values_of(rank: int, numel: int) -> torch.Tensor:
 def count_sum(context: RankContext, numel: int, sync: dict[str, Any]) -> Traffic:
     """Sum fp32 values over all ranks; between barriers, so that each host counts the sum and nothing else of weight."""
     counts: list[Sent] = []
+    inside: list[int] = []
     with opened(context, sync) as (_, all_reduce):
         all_reduce.all_reduce(torch.ones(1000))
         for _ in range(3):
             tensor = values_of(context.rank, numel)
             context.barrier()
-            before = sent_bytes()
+            before, before_inside = sent_bytes(), _link_bytes("lo")
             context.barrier()  # no rank of the host sends before all have counted
             all_reduce.all_reduce(tensor)
             context.barrier()
             counts.append(sent_bytes() - before)
+            inside.append(_link_bytes("lo") - before_inside)
             context.barrier()
-    return Traffic(context.host, min(counts, key=lambda sent: sent.most), tensor)
+    return Traffic(context.host, min(counts, key=lambda sent: sent.most), tensor, min(inside))

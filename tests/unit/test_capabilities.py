@@ -32,6 +32,8 @@ SWITCHES = {"x": ["a"], "y": ["b"]}
         ({"ratio": 0.1}, {}, 2, "cpu", "sync.ratio"),
         ({"error_feedback": False}, {}, 2, "cpu", "sync.error_feedback"),
         ({"gathers": "int8"}, {}, 2, "cpu", "sync.gathers"),
+        ({"everywhere": True}, {}, 2, "cpu", "sync.everywhere"),
+        ({"everywhere": True, "codec": "int8", "algorithm": "flat"}, {}, 2, "cpu", "sync.everywhere"),
         ({"codec": "bf16", "warmup_steps": 3}, {}, 2, "cpu", "sync.warmup_steps"),
         ({}, {"tiers": "two_tier", "switches": SWITCHES}, 2, "cpu", "topology.switches"),
         ({}, {"probe": ProbeConfig(refresh=True)}, 2, "cpu", "topology.probe.refresh"),
@@ -66,6 +68,7 @@ def test_what_is_lost_for_good_is_warned_of(codec: str) -> None:
     [
         ({}, {}, 1),
         ({"codec": "bf16"}, {}, 2),
+        ({"codec": "int8", "everywhere": True}, {}, 1),
         ({"codec": "int8", "rounding": "stochastic", "error_feedback": False}, {}, 2),
         ({"algorithm": "flat"}, {"tiers": "flat"}, 2),
         ({"shared_memory": "off"}, {}, 2),

@@ -1,16 +1,20 @@
-"""The server of a rank: answers look-ups of its rows and takes gradients for them, from ranks that know the secret.
+"""Answers whoever knows a secret, on an interface of the cluster: a thread a connection, strangers kept short.
 
-It lives in the rank's process, on the interface by which the other hosts reach this one, and has a thread for each rank
-that is connected. Look-ups wait for nobody but the step that they ask for, so ranks may look up at any time and in any
-number. Messages are JSON headers (:mod:`lightning_dist.wire`) followed by the bytes of rows.
+Messages are JSON headers (:mod:`lightning_dist.wire`) followed by the bytes of rows. What they mean is the business of
+who is handed in; here it is decided who may send them, and that nobody can hold or fill a server without a secret:
+
+- who connects has a few seconds, in all, to prove that it knows the secret, and sends 64 bytes until then;
+- of those who have not, a bounded number is waited for; when more come the oldest is let go;
+- what is no request ends its connection, and no other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,37 +22,52 @@ from torch import Tensor
 
 from lightning_dist import wire
 from lightning_dist.errors import CollectiveError
-from lightning_dist.gradsync.parameter_server.shard import Shard
-from lightning_dist.gradsync.sparse.rows import Table, from_bytes
 
 ROLES = wire.Roles(server=b"hierdist parameter server", client=b"hierdist parameter client")
-_INT64_BYTES = 8
+HELLO_S = 10.0
+MAX_STRANGERS = 64
+_BACKLOG = 1024
+_MISTAKES = (OSError, CollectiveError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+
+Answer = Callable[[socket.socket, dict[str, Any]], None]
+"""Takes what was asked, receives what follows, and sends an answer."""
+
+
+def listening(address: str) -> socket.socket:
+    """A listener on an address of this host, at a port that the system chooses.
+
+    Raises:
+        ValueError: The address is that of all interfaces, among them those that lead out of the cluster.
+    """
+    if address in ("", "0.0.0.0", "::"):  # noqa: S104  # it is refused
+        raise ValueError(f"{address!r} stands for all interfaces; give the address of the cluster's")
+    return socket.create_server((address, 0), backlog=_BACKLOG)
 
 
 class RowServer:
-    """Serves shards, one a table, until it is closed.
+    """Serves until it is closed.
 
     Args:
-        address: Of the interface.
-        secret: What a rank must know.
-        shards: By number of the table.
-        tables: What each is a part of.
-        timeout_s: Deadline for a stranger to prove that it is none, in seconds.
+        listener: Where; closed with the server.
+        secret: What who connects must know.
+        answers: Called once a connection; its answer to each request.
+        hello_s: How long a stranger may take to prove that it is none, in seconds.
     """
 
     def __init__(
-        self, address: str, *, secret: bytes, shards: Sequence[Shard], tables: Sequence[Table], timeout_s: float
+        self, listener: socket.socket, *, secret: bytes, answers: Callable[[], Answer], hello_s: float = HELLO_S
     ) -> None:
+        self._listener = listener
         self._secret = secret
-        self._shards = tuple(shards)
-        self._tables = tuple(tables)
-        self._timeout_s = timeout_s
-        self._listener = socket.create_server((address, 0), backlog=1024)
-        self._threads: list[threading.Thread] = []
-        self._connections: list[socket.socket] = []
-        self._closed = False
+        self._answers = answers
+        self._hello_s = hello_s
+        self._threads: set[threading.Thread] = set()
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._known: set[socket.socket] = set()
+        self._is_closed = threading.Event()
         self._lock = threading.Lock()
-        self._start(self._accept, "hierdist-rows-accept")
+        self._accepting = threading.Thread(target=self._accept, name="hierdist-rows-accept", daemon=True)
+        self._accepting.start()
 
     @property
     def port(self) -> int:
@@ -57,68 +76,66 @@ class RowServer:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End connections and threads. Safe to call twice."""
-        with self._lock:
-            self._closed = True
-            connections, self._connections = self._connections, []
+        self._is_closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # frees the thread in accept
         self._listener.close()
-        for shard in self._shards:
-            shard.end("it was closed")
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
+        self._accepting.join(timeout_s)
+        with self._lock:
+            threads = tuple(self._threads)
+            for connection in (*self._strangers, *self._known):
+                _let_go(connection)
+        for thread in threads:
             thread.join(timeout_s)
-        self._threads = []
-
-    def _start(self, run: Any, name: str, *arguments: Any) -> None:
-        thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                if self._closed:
-                    connection.close()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
                     return
-                self._connections.append(connection)
-                self._start(self._serve, "hierdist-rows-serve", connection)
+                self._is_closed.wait(0.1)  # until others close theirs
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection,), name="hierdist-rows-serve", daemon=True)
+            with self._lock:
+                self._strangers[connection] = None
+                if len(self._strangers) > MAX_STRANGERS:
+                    _let_go(next(iter(self._strangers)))
+                    self._strangers.pop(next(iter(self._strangers)))
+                self._threads.add(thread)
+            thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """One rank, until it closes; what is wrong with it ends its connection, and it learns of that."""
-        with connection, contextlib.suppress(OSError, CollectiveError, ValueError, KeyError, IndexError, TypeError):
-            connection.settimeout(self._timeout_s)
-            wire.prove(connection, self._secret, ROLES, is_server=True)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(None)  # who is connected may say nothing for hours
-            while True:
-                self._answer(connection, wire.receive(connection))
+        """One connection, until it is closed; what is wrong with it ends it, and the other side learns of that."""
+        try:
+            with connection, contextlib.suppress(*_MISTAKES):
+                self._admit(connection)
+                answer = self._answers()
+                while True:
+                    answer(connection, wire.receive(connection))
+        finally:
+            with self._lock:
+                self._strangers.pop(connection, None)
+                self._known.discard(connection)
+                self._threads.discard(threading.current_thread())
 
-    def _answer(self, connection: socket.socket, asked: dict[str, Any]) -> None:
-        number, count = int(asked["table"]), int(asked["rows"])
-        shard, table = self._shards[number], self._tables[number]
-        if not 0 <= count <= table.num_rows:
-            raise ValueError(f"{count} rows of a table that has {table.num_rows}")
-        if asked["op"] == "pull":
-            positions = receive_bytes(connection, count * _INT64_BYTES).view(torch.int64)
-            try:
-                rows = shard.look_up(positions, int(asked["version"]))
-            except CollectiveError as error:
-                wire.send(connection, {"error": str(error)})
-                raise
-            wire.send(connection, {"rows": count})
-            send_bytes(connection, rows)
-        elif asked["op"] == "push":
-            encoded = receive_bytes(connection, count * (table.index_bytes + table.row_bytes))
-            shard.push(int(asked["rank"]), from_bytes(encoded, table))
-        else:
-            raise ValueError(f"{asked['op']!r} is no operation")
+    def _admit(self, connection: socket.socket) -> None:
+        connection.settimeout(self._hello_s)
+        wire.prove(connection, self._secret, ROLES, is_server=True, within_s=self._hello_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(None)  # who is known may say nothing for hours
+        with self._lock:
+            self._strangers.pop(connection, None)
+            self._known.add(connection)
+            if self._is_closed.is_set():
+                _let_go(connection)
+
+
+def _let_go(connection: socket.socket) -> None:
+    """Have its thread see the end of it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def send_bytes(connection: socket.socket, tensor: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from lightning_dist import wire
 from lightning_dist.errors import CollectiveTimeoutError, PeerLostError
 from lightning_dist.gradsync.parameter_server.client import RowClient, ServedTable
 from lightning_dist.gradsync.parameter_server.placement import Placement
-from lightning_dist.gradsync.parameter_server.server import ROLES, RowServer
+from lightning_dist.gradsync.parameter_server.requests import RowRequests
+from lightning_dist.gradsync.parameter_server.server import ROLES, RowServer, listening
 from lightning_dist.gradsync.parameter_server.shard import Shard
 from lightning_dist.gradsync.sparse.rows import Rows, Table
 
@@ -34,8 +36,10 @@ def servers(shards: list[Shard]) -> Iterator[list[RowServer]]:
     with contextlib.ExitStack() as stack:
         opened = []
         for shard in shards:
-            server = RowServer("127.0.0.1", secret=SECRET, shards=[shard], tables=[TABLE], timeout_s=5)
+            requests = functools.partial(RowRequests, [shard], [TABLE])
+            server = RowServer(listening("127.0.0.1"), secret=SECRET, answers=lambda make=requests: make().answer)
             stack.callback(server.close)
+            stack.callback(shard.end, "it was closed")
             opened.append(server)
         yield opened
 
