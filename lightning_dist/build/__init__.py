@@ -10,6 +10,15 @@ from lightning_dist.build.gradients import (
     wrap_data_parallel,
 )
 from lightning_dist.build.host_reading import open_host_reading
+from lightning_dist.build.local_sgd import (
+    describe_local_sgd,
+    exactly,
+    local_sgd_of,
+    open_outer_lanes,
+    open_shard_links_inside,
+    open_worker_gradients,
+    workers_of,
+)
 from lightning_dist.build.pipeline import (
     average_stages,
     cut_into_stages,
@@ -46,6 +55,13 @@ __all__ = [
     "cut_into_stages",
     "describe",
     "describe_boundaries",
+    "describe_local_sgd",
+    "exactly",
+    "local_sgd_of",
+    "open_outer_lanes",
+    "open_shard_links_inside",
+    "open_worker_gradients",
+    "workers_of",
     "describe_shards",
     "describe_stages",
     "describe_tables",

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dist import build
+from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.errors import CombinationError
@@ -50,7 +51,7 @@ class DataParallelMode(Mode):
         """Move it to its device, open the lanes and wrap it."""
         run = self.setting.run
         self.module.to(run.device)
-        self._all_reduce = build.open_gradient_all_reduce(run, self.setting.sync)
+        self._all_reduce = self._open_all_reduce()
         self._low_rank = build.low_rank_feedback_of(run, self.setting.sync)
         if self._low_rank is not None and trainer.precision == "16-mixed":
             raise CombinationError(
@@ -71,6 +72,10 @@ class DataParallelMode(Mode):
             said = build.describe(run, self._all_reduce, module=self.module, low_rank=self._low_rank)
             self.setting.announce(said)
         return self.rewrap()
+
+    def _open_all_reduce(self) -> HierarchicalAllReduce:
+        """Lanes for gradients."""
+        return build.open_gradient_all_reduce(self.setting.run, self.setting.sync)
 
     def _serve(self, trainer: pl.Trainer) -> None:
         """Deal large tables to the ranks, before the optimizers are made, which then step what a rank has of them."""
@@ -133,8 +138,14 @@ class DataParallelMode(Mode):
             sync=setting.sync,
             extra=setting.ddp_arguments,
             low_rank=self._low_rank,
+            inside=self._reducing,
         )
         return self._wrapped
+
+    @property
+    def _reducing(self) -> RankGroup | None:
+        """The ranks that train together; ``None``: all."""
+        return None
 
     def place(self, trainer: pl.Trainer) -> nn.Module:
         """Move it to its device, with rank 0's values."""

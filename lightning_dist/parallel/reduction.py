@@ -33,6 +33,7 @@ from torch.autograd import Variable
 from torch.futures import Future
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.feedback import Account
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.legs import keep_for_current_stream
@@ -191,6 +192,11 @@ class GradientReduction:
             if not is_complete(index):
                 return
             self._watches[index].force()
+
+    def part(self, inside: RankGroup) -> None:
+        """From now on replicas train apart: sums stay with the ranks that share the shards."""
+        self._across = None
+        self._replicated.part(inside)
 
     def forget(self) -> None:
         """No backward comes for the forwards there were."""

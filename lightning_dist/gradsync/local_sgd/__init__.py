@@ -2,6 +2,7 @@
 
 from lightning_dist.gradsync.local_sgd.outer import OuterOptimizer
 from lightning_dist.gradsync.local_sgd.schedule import Timetable
-from lightning_dist.gradsync.local_sgd.scheme import LocalSGD, Value
+from lightning_dist.gradsync.local_sgd.scheme import LocalSGD, Workers
+from lightning_dist.gradsync.local_sgd.weights import OuterWeights
 
-__all__ = ["LocalSGD", "OuterOptimizer", "Timetable", "Value"]
+__all__ = ["LocalSGD", "OuterOptimizer", "OuterWeights", "Timetable", "Workers"]

@@ -1,7 +1,7 @@
 """The outer optimizer: SGD with momentum on what workers have gone; pure but for the tensors it changes.
 
-DiLoCo (Douillard et al. 2023) takes Nesterov's momentum; SlowMo (Wang et al. 2020) is the same with heavy-ball momentum,
-and a rate of 1 without momentum is Local SGD (Stich 2019).
+DiLoCo (Douillard et al. 2023) takes Nesterov's momentum; SlowMo (Wang et al. 2020) is the same with heavy-ball
+momentum, and a rate of 1 without momentum is Local SGD (Stich 2019).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OuterOptimizer:
 
 
 def mix(own: torch.Tensor, outer: torch.Tensor, kept: float) -> None:
-    """A worker's own weights once the outer ones have arrived: ``kept`` of what they are, and the rest of the outer ones.
+    """A worker's own weights once the outer ones have arrived: ``kept`` of what they are, the rest of the outer ones.
 
     Args:
         own: [n], changed.

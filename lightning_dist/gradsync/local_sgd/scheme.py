@@ -2,8 +2,8 @@
 
 Note [A fragment's way]
     After the step at which it is due, each rank takes outer values minus its own, and a mean over ranks is started on
-    the lanes: inside the host first, then across, as gradients go. The mean is the same on all ranks, to the bit, and so
-    are therefore the outer values that the outer optimizer makes of it when it has arrived, ``overlap_steps`` later. The
+    the lanes: inside the host first, then across, as gradients go. The mean is the same on all ranks, to the bit, and
+    so are the outer values that the outer optimizer makes of it when it has arrived, ``overlap_steps`` later. The
     worker's own values become outer ones, or a mixture.
 
 Note [Workers that differ]
@@ -134,6 +134,15 @@ class LocalSGD:
         """Whether the next step is made by all workers together."""
         return self.timetable.is_exact(self.step + 1)
 
+    def before_step(self) -> None:
+        """Parameters that train now have outer values before a step changes them; safe to call often."""
+        if self.is_exact:
+            return
+        if self.weights.has_begun:
+            self.weights.note_trained()
+        else:
+            self.weights.begin()
+
     def after_step(self) -> None:
         """An optimizer step is made: what is due arrives, then what is due is sent. Collective."""
         self.step += 1
@@ -153,7 +162,7 @@ class LocalSGD:
         """Training ends: all that was made apart is averaged, and every rank has the outer weights. Collective."""
         for sent in list(self.in_flight):
             self._receive(sent, 0.0)
-        if not self.timetable.is_exact(self.step):
+        if self.weights.has_begun:
             for fragment in range(self.timetable.fragments):
                 if self._sent_at.get(fragment) != self.step or self.timetable.overlap_steps:
                     self._receive(self._send(fragment), 0.0)
@@ -284,16 +293,13 @@ class LocalSGD:
         for name, mean in sent.means.items():
             mean.mul_(everyone / counted)
             if name in weights.buffers:
-                weights.copies[name].copy_(mean if mean.dtype.is_floating_point and _is_real(weights, name) else mean.round())
-                weights.own(name).copy_(weights.copies[name])
+                outer = weights.copies[name]
+                outer.copy_(mean if outer.dtype.is_floating_point else mean.round())
+                weights.own(name).copy_(outer)
             else:
                 outer = weights.copy(name)
                 self._optimizer.step(outer, weights.momentum.get(name), mean.to(_step_dtype(outer)))
                 mix(weights.own(name), outer, kept)
-
-
-def _is_real(weights: OuterWeights, name: str) -> bool:
-    return weights.copies[name].dtype.is_floating_point
 
 
 def _step_dtype(outer: Tensor) -> torch.dtype:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,12 @@ class OuterWeights:
         self._has_momentum = has_momentum
         self._copies: dict[str, Tensor] = {}
         self._aside: dict[str, Tensor] | None = None
+        self._has_begun = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether workers train apart."""
+        return self._has_begun
 
     @property
     def copies(self) -> Mapping[str, Tensor]:
@@ -36,6 +43,7 @@ class OuterWeights:
 
     def begin(self) -> None:
         """What is there now is what workers have in common; anew each time."""
+        self._has_begun = True
         self._copies, self.momentum = {}, {}
         self.buffers = {name: buffer for name, buffer in self._module.named_buffers() if _has_mean(buffer)}
         self._copies.update({name: buffer.detach().clone() for name, buffer in self.buffers.items()})
@@ -83,6 +91,21 @@ class OuterWeights:
         aside, self._aside = self._aside, None
         for name, values in (aside or {}).items():
             self.own(name).copy_(values)
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Inside, outer values are shown."""
+        was_shown = self._aside is not None
+        self.show()
+        try:
+            yield
+        finally:
+            if not was_shown:
+                self.hide()
+
+    def forget_own(self) -> None:
+        """Training is over: what is shown stays."""
+        self._aside = None
 
     @torch.no_grad()
     def take(self, own: Mapping[str, Tensor], momentum: Mapping[str, Tensor]) -> None:
