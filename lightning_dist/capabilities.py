@@ -40,10 +40,11 @@ def refuse_combinations(
             f"{asked} shares each layer inside a host, and topology=flat makes every rank a host of its own: write "
             "topology=auto (sync=flat is flat synchronisation of gradients)"
         )
-    if sync is not None and sync.algorithm == "powersgd" and parallel.mode != "ddp":
+    if sync is not None and sync.algorithm == "powersgd" and (parallel.splits or parallel.stages):
+        where, instead = ("shared layers", "bf16") if parallel.splits else ("stages", "int8, onebit or topk")
         raise CombinationError(
-            f"sync=powersgd with parallel={parallel.mode}: factors are of whole matrices, on ranks that all have the "
-            "same; write parallel=ddp, or sync=int8, onebit or topk"
+            f"sync=powersgd with {where}: factors are of whole matrices, of which ranks have parts there, or none; "
+            f"write sync={instead}, or parallel={', '.join(_IN_PLACE)} or hsdp"
         )
     encoded = f"sync.codec={sync.codec}" if sync is not None and sync.codec in _LOSSY else ""
     if sync is not None and sync.gathers != "same":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from lightning_dist.build.run import RunContext
 from lightning_dist.comm.codecs import codec_of
@@ -11,16 +12,23 @@ from lightning_dist.config import SyncConfig
 from lightning_dist.gradsync.powersgd import LowRankFeedback
 
 
-def low_rank_feedback_of(run: RunContext, sync: SyncConfig) -> LowRankFeedback | None:
+def low_rank_feedback_of(run: RunContext, sync: SyncConfig, *, mode: str = "ddp") -> LowRankFeedback | None:
     """Accounts and factors of ``sync=powersgd``; ``None`` where gradients travel whole, on one host too.
 
     Args:
         run: For the cluster.
         sync: Options.
+        mode: What becomes of the model. Unless it is whole on each rank, what a rank keeps depends on its host, too.
     """
     if sync.algorithm != "powersgd" or run.cluster.num_hosts == 1:
         return None
-    layout = {"ranks": run.cluster.world_size, "algorithm": sync.algorithm, "columns": sync.powersgd.rank}
+    layout: dict[str, Any] = {
+        "ranks": run.cluster.world_size,
+        "algorithm": sync.algorithm,
+        "columns": sync.powersgd.rank,
+    }
+    if mode != "ddp":
+        layout |= {"mode": mode, "hosts": _numbered_hosts(run)}
     return LowRankFeedback(
         layout=json.dumps(layout),
         rank=run.rank,
@@ -43,13 +51,18 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
     codec = codec_of(sync)
     if codec is None or not codec.wants_feedback or (run.cluster.num_hosts == 1 and not sync.everywhere):
         return None
-    hosts = run.cluster.host_of_rank
     layout = {
         "mode": mode,
-        "hosts": [hosts.index(host) for host in hosts],
+        "hosts": _numbered_hosts(run),
         "algorithm": sync.algorithm,
         "codec": codec.name,
         "everywhere": sync.everywhere,
         "bytes": [sync.bucket_bytes, sync.chunk_bytes],
     }
     return Feedback(layout=json.dumps(layout), rank=run.rank, warmup_steps=sync.warmup_steps, keeps=sync.error_feedback)
+
+
+def _numbered_hosts(run: RunContext) -> list[int]:
+    """Of each rank: the first rank of its host."""
+    hosts = run.cluster.host_of_rank
+    return [hosts.index(host) for host in hosts]

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from lightning_dist.build.feedback import low_rank_feedback_of
 from lightning_dist.build.groups import GroupMaker, mode_of
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.codecs import gathers_of
+from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import CombinationError, PlacementError
+from lightning_dist.gradsync.powersgd import RowProducts
 from lightning_dist.gradsync.sparse import has_sparse_gradients
 from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
@@ -46,6 +49,7 @@ def open_shard_links(
         )
     with run.collectives.opening("opening the shards' groups", run.world):
         groups = GroupMaker(run, sync, mode=mode_of(parallel))
+        rows = _open_rows(run, parallel, sync)
         replicas: Sequence[Sequence[int]] = tuple(zip(*hosts, strict=True)) if by_host else ()
         parts: Sequence[Sequence[int]] = hosts if parallel.mode == "hsdp" else [range(world_size)]
         secondary = parallel.secondary_shard == "host" and cluster.num_hosts > 1
@@ -74,7 +78,26 @@ def open_shard_links(
             groups=groups.made,
             brings_values=tensor is None,
             gathers=gathers_of(sync) if cluster.num_hosts > 1 or sync.everywhere else None,
+            rows=rows,
+            in_host=groups.scatter(hosts, "in_host") if rows is not None else None,
         )
+
+
+def _open_rows(run: RunContext, parallel: ParallelConfig, sync: SyncConfig) -> RowProducts | None:
+    """Of ``sync=powersgd`` on several hosts."""
+    feedback = low_rank_feedback_of(run, sync, mode=mode_of(parallel))
+    if feedback is None:
+        return None
+    all_reduce = open_all_reduce(
+        run.cluster,
+        config=sync,
+        collectives=run.collectives,
+        device=run.device,
+        rank=run.rank,
+        store=run.store,
+        purpose="factors",
+    )
+    return RowProducts(all_reduce, feedback)
 
 
 def _layout_of(cluster: Cluster, parallel: ParallelConfig) -> Layout:

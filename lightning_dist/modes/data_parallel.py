@@ -8,23 +8,21 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states, prepare_for_backward
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from lightning_dist import build
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
-from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
 from lightning_dist.gradsync.powersgd import LowRankFeedback
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
-from lightning_dist.modes.mode import Mode, Setting, unwrapped
-from lightning_dist.modes.served import ServedHeld, ServedState
+from lightning_dist.modes.mode import Mode
+from lightning_dist.modes.refusals import refuse_scaled_products
+from lightning_dist.modes.served import DealtTables, deal_tables
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.topology.layout import Axes, Layout
@@ -37,15 +35,10 @@ class DataParallelMode(Mode):
     _all_reduce: HierarchicalAllReduce | None = None
     _low_rank: LowRankFeedback | None = None
     _sparse: SparseAverage | None = None
-    _tables: build.TableService | None = None
-    _served_state: ServedState | None = None
+    _tables: DealtTables | None = None
     _norm: GlobalNorm | None = None
     _accumulates = False
     _buffers_due = False
-
-    def __init__(self, setting: Setting, module: pl.LightningModule) -> None:
-        super().__init__(setting, module)
-        self._step_hooks: list[RemovableHandle] = []
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
         """Move it to its device, open the lanes and wrap it."""
@@ -53,19 +46,18 @@ class DataParallelMode(Mode):
         self.module.to(run.device)
         self._all_reduce = self._open_all_reduce()
         self._low_rank = build.low_rank_feedback_of(run, self.setting.sync)
-        if self._low_rank is not None and trainer.precision == "16-mixed":
-            raise CombinationError(
-                "sync=powersgd with precision=16-mixed: what is owed of gradients is in units of a loss scale that "
-                "changes; write precision=bf16-mixed, or sync=bf16"
-            )
-        self._serve(trainer)
+        refuse_scaled_products(trainer, self._low_rank)
+        self._tables = deal_tables(self.setting, self.module, trainer)
+        if self._tables is not None:
+            dealt = self._tables.by_parameter
+            keep_from_reducer(self.module, [name for name, value in self.module.named_parameters() if value in dealt])
         self._sparse = build.open_sparse_average(
             run,
             self.module,
             self._all_reduce,
             sync=self.setting.sync,
             announce=rank_zero_info,
-            tables=self._tables,
+            tables=None if self._tables is None else self._tables.service,
         )
         self._clip_rows()
         if run.cluster.world_size > 1:
@@ -77,44 +69,21 @@ class DataParallelMode(Mode):
         """Lanes for gradients."""
         return build.open_gradient_all_reduce(self.setting.run, self.setting.sync)
 
-    def _serve(self, trainer: pl.Trainer) -> None:
-        """Deal large tables to the ranks, before the optimizers are made, which then step what a rank has of them."""
-        self._tables = build.open_tables(self.setting.run, self.module, self.setting.sync)
-        if self._tables is None:
-            return
-        averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
-        if averaging:
-            raise CombinationError(
-                f"{averaging[0]} averages whole tables, and sync.sparse.exchange={self.setting.sync.sparse.exchange} "
-                "deals them to ranks: write sync.sparse.exchange=rows"
-            )
-        self._served_state = ServedState(self.module, self._tables, self.setting.run.rank)
-        served = self._tables.tables.by_parameter
-        keep_from_reducer(self.module, [name for name, value in self.module.named_parameters() if value in served])
-        rank_zero_info(build.describe_tables(self._tables, self.setting.sync))
-
     def _clip_rows(self) -> None:
         """Where gradients are sparse, of which torch has no norm, or their rows are on several ranks."""
         tables = self._tables
         if has_sparse_gradients(self.module):
             self._norm = GlobalNorm(
                 self.setting.run.collectives,
-                None if tables is None else tables.group,
-                dealt=lambda parameter: tables is not None and parameter in tables.tables.by_parameter,
+                None if tables is None else tables.service.group,
+                dealt=lambda parameter: tables is not None and parameter in tables.by_parameter,
             )
             clip_globally(self.setting.precision, self._norm)
 
     def check_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Once an optimizer has made its step, other ranks may look at what it has made of this rank's rows."""
-        service = self._tables
-        if service is None:
-            return
-
-        def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})
-
-        for optimizer in map(unwrapped, optimizers):
-            self._step_hooks.append(optimizer.register_step_post_hook(publish))
+        if self._tables is not None:
+            self._tables.watch(optimizers)
 
     def gradient_norm(self, norm_type: float) -> torch.Tensor:
         """Over the rows of all ranks."""
@@ -170,8 +139,7 @@ class DataParallelMode(Mode):
         manual optimization.
         """
         if self._tables is not None:
-            tables = self._tables.tables
-            tables.settle() if self._accumulates else tables.exchange()
+            self._tables.after_backward(is_last=not self._accumulates)
         if self._wrapped is None:
             return
         if not self.module.automatic_optimization:
@@ -198,7 +166,7 @@ class DataParallelMode(Mode):
 
     def _publish(self) -> None:
         if self._tables is not None:
-            self._tables.tables.publish()
+            self._tables.publish()
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """Bring buffers to rank 0's state once in a fit, as a wrapped forward would at each batch.
@@ -237,34 +205,27 @@ class DataParallelMode(Mode):
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Values of tables that are dealt on rank 0 only."""
-        return make() if self._served_state is None else self._served_state.state_dict_of(make, keep=True)
+        return make() if self._tables is None else self._tables.state_dict_of(make)
 
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """The same of what optimizers keep beside them."""
         state = make(optimizer)
-        if self._served_state is None:
-            return state
-        return self._served_state.optimizer_state(unwrapped(optimizer), state)
+        return state if self._tables is None else self._tables.optimizer_state(optimizer, state)
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps what belongs to its rows."""
-        served = self._served_state
-        if served is None:
-            return states
-        pairs = zip(map(unwrapped, optimizers), states, strict=False)
-        return [served.optimizer_state_to_load(optimizer, state) for optimizer, state in pairs]
+        return states if self._tables is None else self._tables.optimizer_states_to_load(optimizers, states)
 
     def as_held(self) -> AbstractContextManager[None]:
         """Of tables that are dealt, this rank's rows."""
-        return nullcontext() if self._served_state is None else self._served_state.as_held()
+        return nullcontext() if self._tables is None else self._tables.as_held()
 
     def held_state(self) -> HeldState:
         """Rows of tables that are dealt, and all else whole."""
         if self._tables is None:
             return super().held_state()
-        cluster, rank = self.setting.run.cluster, self.setting.run.rank
-        layout = Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size))
-        return ServedHeld(self.module, layout, rank, self._tables.tables.by_parameter)
+        cluster = self.setting.run.cluster
+        return self._tables.held_state(Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size)))
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -272,12 +233,7 @@ class DataParallelMode(Mode):
         """Drop the wrapper; gather tables on each rank, unless others may be gone."""
         self._wrapped = self._norm = None
         clip_as_before(self.setting.precision)
-        while self._step_hooks:
-            self._step_hooks.pop().remove()
-        served, self._served_state = self._served_state, None
-        if self._tables is not None and served is not None:
-            self._publish()
-            served.release()
+        if self._tables is not None:
             self._tables.release(failed=failed)
             keep_from_reducer(self.module, ())
 

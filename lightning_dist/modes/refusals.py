@@ -7,7 +7,9 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.errors import CollectiveError, CombinationError
+from lightning_dist.gradsync.powersgd import LowRankFeedback
 
 
 def refuse_wholes(
@@ -39,6 +41,23 @@ def refuse_wholes(
         raise CombinationError(f"precision=16-mixed: {scaler}")
     if any(isinstance(inner, nn.SyncBatchNorm) for inner in module.modules()):
         raise CombinationError(f"sync_batchnorm=True{batch_norm}")
+
+
+def refuse_scaled_products(trainer: pl.Trainer, feedback: Feedback | None) -> None:
+    """Refuse a loss that is scaled where what products leave out of gradients is kept.
+
+    Args:
+        trainer: Its precision is looked at.
+        feedback: What is kept; ``None``: nothing is.
+
+    Raises:
+        CombinationError: Both are there.
+    """
+    if isinstance(feedback, LowRankFeedback) and trainer.precision == "16-mixed":
+        raise CombinationError(
+            "sync=powersgd with precision=16-mixed: what is owed of gradients is in units of a loss scale that "
+            "changes; write precision=bf16-mixed, or sync=bf16"
+        )
 
 
 def refuse_after_failure(failure: str | None, what: str) -> None:

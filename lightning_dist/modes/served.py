@@ -1,23 +1,163 @@
-"""Under ``parallel=ddp``: tables that are dealt to the ranks, as users and checkpoints see them."""
+"""Tables that are dealt to the ranks: what a mode does about them in a fit, and how users and checkpoints see them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from lightning_dist import build
 from lightning_dist.build import TableService
+from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.parameter_server.client import ServedTable
+from lightning_dist.modes.mode import Setting, unwrapped
 from lightning_dist.parallel.boxes import Spread, boxes_along
-from lightning_dist.parallel.full_tensors import without_memory
+from lightning_dist.parallel.full_tensors import FullTensors, without_memory
 from lightning_dist.parallel.held_state import HeldState, Stored, TensorToFill
 from lightning_dist.parallel.state_hooks import StateHooks
-from lightning_dist.topology.layout import Layout
+from lightning_dist.topology.layout import DATA_AXES, Layout
 
-_AXIS = "dp_replicate"
+
+class DealtTables:
+    """The tables of a fit, from before the optimizers are made to :meth:`close`.
+
+    The sequence of calls, on every rank: :meth:`watch` with the optimizers; after each backward
+    :meth:`after_backward`; :meth:`publish` where a step is over; at last :meth:`release` and :meth:`close`.
+
+    Args:
+        setting: Of the mode.
+        module: The user's.
+        service: Its tables.
+    """
+
+    def __init__(self, setting: Setting, module: nn.Module, service: TableService) -> None:
+        self._setting = setting
+        self._module = module
+        self._service = service
+        self._step_hooks: list[RemovableHandle] = []
+        self._state: ServedState | None = ServedState(module, service, setting.run.rank)
+
+    @property
+    def service(self) -> TableService:
+        """Their servers."""
+        return self._service
+
+    @property
+    def by_parameter(self) -> dict[Tensor, ServedTable]:
+        """By what is left of the weight."""
+        return self._service.tables.by_parameter
+
+    def watch(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Once an optimizer has made its step, other ranks may look at what it has made of this rank's rows."""
+
+        def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            self._service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})
+
+        for optimizer in map(unwrapped, optimizers):
+            self._step_hooks.append(optimizer.register_step_post_hook(publish))
+
+    def after_backward(self, *, is_last: bool) -> None:
+        """Exchange gradients at the end of a window.
+
+        Args:
+            is_last: Whether it is.
+        """
+        if is_last:
+            self._service.tables.exchange()
+        else:
+            self._service.tables.settle()
+
+    def publish(self) -> None:
+        """The step before is over, also one that was skipped."""
+        self._service.tables.publish()
+
+    def abort(self, reason: str) -> None:
+        """Free who waits here for other ranks' gradients."""
+        self._service.abort(reason)
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict_of(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The module's state as ``make`` makes it, with values of tables on rank 0 only."""
+        return make() if self._state is None else self._state.state_dict_of(make, keep=True)
+
+    def optimizer_state(self, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
+        """The same of what an optimizer keeps beside them."""
+        return state if self._state is None else self._state.optimizer_state(unwrapped(optimizer), state)
+
+    def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What belongs to this rank's rows."""
+        state = self._state
+        if state is None:
+            return states
+        pairs = zip(map(unwrapped, optimizers), states, strict=False)
+        return [state.optimizer_state_to_load(optimizer, whole) for optimizer, whole in pairs]
+
+    def as_held(self) -> AbstractContextManager[None]:
+        """Inside, a state has this rank's rows."""
+        return nullcontext() if self._state is None else self._state.as_held()
+
+    def held_state(self, layout: Layout, full: FullTensors | None = None) -> HeldState:
+        """Rows of tables, and all else as it is.
+
+        Args:
+            layout: Which rank stands where.
+            full: Of what is spread otherwise.
+        """
+        return ServedHeld(self._module, layout, self._setting.run.rank, self.by_parameter, full=full)
+
+    # -- ending -------------------------------------------------------------------------------------------------------
+
+    def release(self, *, failed: bool) -> None:
+        """Gather tables on each rank, unless others may be gone. Safe to call twice."""
+        while self._step_hooks:
+            self._step_hooks.pop().remove()
+        state, self._state = self._state, None
+        if state is not None:
+            self.publish()
+            state.release()
+            self._service.release(failed=failed)
+
+    def close(self) -> None:
+        """End servers and connections. Safe to call twice."""
+        self._service.close()
+
+
+def deal_tables(setting: Setting, module: nn.Module, trainer: pl.Trainer) -> DealtTables | None:
+    """Deal large tables to the ranks, before the optimizers are made, which then step what a rank has of them.
+
+    Args:
+        setting: Of the mode.
+        module: The user's.
+        trainer: Of the fit.
+
+    Returns:
+        ``None`` where there is none to be dealt.
+
+    Raises:
+        CombinationError: They do not go with the device, or with a callback.
+    """
+    service = build.open_tables(setting.run, module, setting.sync)
+    if service is None:
+        return None
+    averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+    if averaging:
+        service.release(failed=False)
+        service.close()
+        raise CombinationError(
+            f"{averaging[0]} averages whole tables, and sync.sparse.exchange={setting.sync.sparse.exchange} deals them "
+            "to ranks: write sync.sparse.exchange=rows"
+        )
+    rank_zero_info(build.describe_tables(service, setting.sync))
+    return DealtTables(setting, module, service)
 
 
 class ServedState(StateHooks):
@@ -101,10 +241,19 @@ class ServedHeld(HeldState):
         layout: Which rank stands where.
         rank: This one.
         tables: By what is left of the weight.
+        full: Of what is spread otherwise.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, rank: int, tables: Mapping[Tensor, ServedTable]) -> None:
-        super().__init__(module, layout, rank)
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        rank: int,
+        tables: Mapping[Tensor, ServedTable],
+        *,
+        full: FullTensors | None = None,
+    ) -> None:
+        super().__init__(module, layout, rank, full=full)
         self._tables = tables
 
     def _spread_of(self, owner: Tensor | None, value: Tensor) -> Spread:
@@ -123,7 +272,7 @@ class ServedHeld(HeldState):
 
     def _spread_over(self, served: ServedTable, shape: tuple[int, ...]) -> Spread:
         ranges = served.placement.ranges_of(self._rank)
-        return Spread(tuple(shape), boxes_along(shape, 0, ranges), frozenset({_AXIS}))
+        return Spread(tuple(shape), boxes_along(shape, 0, ranges), frozenset(DATA_AXES))
 
 
 def _has_rows(value: Any, rows: int) -> bool:

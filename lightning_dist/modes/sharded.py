@@ -19,7 +19,7 @@ from lightning_dist.comm.feedback import Feedback
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Seat, Setting, unwrapped
-from lightning_dist.modes.refusals import refuse_after_failure
+from lightning_dist.modes.refusals import refuse_after_failure, refuse_scaled_products
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.materialize import is_on_meta
@@ -80,6 +80,7 @@ class ShardedMode(Mode):
             names, mode = ", ".join(setting.ddp_arguments), setting.parallel.mode
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
         self._links = self._open_links()
+        refuse_scaled_products(trainer, self._links.feedback)
         self._model = self._sharded(self.module, self._links)
         self._averages = [self._sharded(average, self._links) for average in _averages_of(trainer)]
         self._norm_globally(self._links)
@@ -201,7 +202,7 @@ class ShardedMode(Mode):
     @property
     def feedback(self) -> Feedback | None:
         """Of the lanes."""
-        return None if self._links is None else self._links.scatter.feedback
+        return None if self._links is None else self._links.feedback
 
     @property
     def feedback_seat(self) -> Seat:

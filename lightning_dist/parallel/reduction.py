@@ -30,14 +30,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 from torch.autograd import Variable
-from torch.futures import Future
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dist.comm.collectives import RankGroup
-from lightning_dist.comm.feedback import Account
-from lightning_dist.comm.hierarchical import HierarchicalAllReduce
-from lightning_dist.comm.legs import keep_for_current_stream
-from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.errors import LateGradientError, UnusedParametersError
 from lightning_dist.parallel.fsdp_groups import (
     GroupWatch,
@@ -54,8 +49,8 @@ from lightning_dist.parallel.fsdp_groups import (
     views_of,
 )
 from lightning_dist.parallel.inner_backward import InnerBackward
+from lightning_dist.parallel.lane_sums import Arrived, LaneSums
 from lightning_dist.parallel.lost_writes import LostWrites
-from lightning_dist.parallel.origins import origin_of_shard, origin_of_sum, span_of_shard
 from lightning_dist.parallel.replicated import ReplicatedGradients
 from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
@@ -68,8 +63,7 @@ class GradientReduction:
 
     Args:
         root: FSDP2 was applied to it or to modules in it.
-        scatter: Sums over the ranks that share the shards.
-        across: Sums shards over the replicas of a shard, where there are several; ``None`` where there is one.
+        sums: How groups' gradients become shards.
         replicated: Gradients of parameters that are whole on each rank.
         vote: How ranks learn which parameters any of them used; ``None``: each must use all.
         waits_at_once: Whether each sum is waited for where it is started; see Note [A backward].
@@ -81,8 +75,7 @@ class GradientReduction:
         self,
         root: nn.Module,
         *,
-        scatter: HierarchicalScatter,
-        across: HierarchicalAllReduce | None,
+        sums: LaneSums,
         replicated: ReplicatedGradients,
         vote: Vote | None,
         keeps_parameters: bool,
@@ -104,8 +97,7 @@ class GradientReduction:
         ]
         self._names = names_of_groups(root)
         self._inner = InnerBackward(root, keeps_parameters=keeps_parameters)
-        self._scatter = scatter
-        self._across = across
+        self._sums = sums
         self._replicated = replicated
         self._vote = vote
         self._waits_at_once = waits_at_once
@@ -117,8 +109,6 @@ class GradientReduction:
         self._expected: list[int] = []
         self._launched = 0
         self._arrived: dict[int, tuple[torch.Tensor, torch.Tensor | None, bool]] = {}
-        self._pending: list[Future[torch.Tensor]] = []
-        self._crossing: list[Future[torch.Tensor]] = []
         self._seen: set[int] = set()
         self._aside: dict[ShardedParam, torch.Tensor] = {}
         self._carried: set[ShardedParam] = set()  # of which gradients were there before
@@ -144,11 +134,11 @@ class GradientReduction:
         self._seen.add(index)
         if self._waits_at_once:
             self._launch(index)
-            self._wait(0)
+            self._sums.wait(0)
             return
         while self._launched < len(self._expected) and self._expected[self._launched] in self._arrived:
             if self._max_pending is not None:
-                self._wait(self._max_pending - 1)
+                self._sums.wait(self._max_pending - 1)
             self._launch(self._expected[self._launched])
             self._launched += 1
 
@@ -239,49 +229,9 @@ class GradientReduction:
         output, gradients, mean = self._arrived.pop(index)
         group = self._watches[index].group
         carried = [(view, self._aside.pop(p)) for p, view in views_of(group, output) if p in self._aside]
-        across = self._across if self.crosses else None
-        sum_account, shard_account = self._accounts(index, gradients, mean=mean)
-
-        def then() -> None:
-            for view, earlier in carried:
-                keep_for_current_stream(earlier)
-                view.add_(earlier)
-            if across is not None:
-                self._crossing.append(across.start(output, mean=True, account=shard_account))
-
-        if gradients is None:
-            then()
-        else:
-            self._pending.append(
-                self._scatter.reduce_scatter(
-                    output, gradients, name=self._names[index], mean=mean, then=then, account=sum_account
-                )
-            )
-
-    def _accounts(
-        self, index: int, gradients: torch.Tensor | None, *, mean: bool
-    ) -> tuple[Account | None, Account | None]:
-        """Of a group's gradients and, where there are replicas, of its shard of their sum."""
-        feedback, across = self._scatter.feedback, self._across
-        in_host = self._scatter.encodes  # also where there are replicas
-        if feedback is None or gradients is None or (across is not None and not self.crosses and not in_host):
-            return None, None
-        group, key, shards = self._watches[index].group, f"{index} {self._names[index]}", len(self._scatter.members)
-        replicas = 1 if across is None else across.world_size
-        weight = (1 / shards if mean else 1.0) / replicas
-        whole = feedback.enter(origin_of_sum(group, key, num_shards=shards, weight=weight), gradients)
-        if across is None:
-            return whole, None
-        # Gradients stay in the host until they are summed; what is owed of the shard is filed with the whole.
-        shard = origin_of_shard(group, key, shard=self._scatter.index, weight=1 / replicas)
-        return whole if in_host else None, feedback.enter(shard, None) if self.crosses else None
-
-    def _wait(self, most: int) -> None:
-        while len(self._pending) > most:
-            self._pending.pop(0).wait()
-        if most == 0:
-            while self._crossing:
-                self._crossing.pop(0).wait()
+        self._sums.start(
+            Arrived(group, index, self._names[index], output, gradients, mean, carried, crosses=self.crosses)
+        )
 
     def _finish(self) -> None:
         try:
@@ -294,8 +244,7 @@ class GradientReduction:
             self._running = False
             self._finished = True
             self._arrived.clear()
-            self._pending.clear()
-            self._crossing.clear()
+            self._sums.forget()
             self._aside.clear()
             self.forget()
 
@@ -303,7 +252,7 @@ class GradientReduction:
         for index in self._expected:
             if index not in self._seen:
                 self._watches[index].force()
-        self._wait(0)
+        self._sums.wait(0)
         watches = [self._watches[index] for index in self._expected]
         params = [param for watch in watches for param in trained(watch.group)]
         used = [param in watch.used for watch in watches for param in trained(watch.group)]
@@ -315,7 +264,8 @@ class GradientReduction:
             self._replicated.average(whole if self._vote is not None else [True] * len(whole))
         for param, was_used in zip(params, used, strict=True):
             if not was_used and param not in self._carried:
-                self._give_back(param)
+                if self.crosses and param.sharded_param.grad is not None:
+                    self._sums.give_back(param, _local(param.sharded_param.grad))
                 param.sharded_param.grad = None
         if late := [name_of(param) for param in params if has_gradient(param)]:
             raise LateGradientError(
@@ -325,15 +275,6 @@ class GradientReduction:
         if self._vote is None:
             names = [*map(name_of, params), *self._replicated.names()]
             self._refuse([name for name, was_used in zip(names, [*used, *whole], strict=True) if not was_used])
-
-    def _give_back(self, param: ShardedParam) -> None:
-        """What a codec made of a gradient that no rank had, and what was owed of it, is not applied."""
-        feedback, gradient = self._scatter.feedback, param.sharded_param.grad
-        is_first = self._across is None or self._across.is_first
-        if feedback is None or gradient is None or not is_first or not self.crosses:
-            return
-        span = span_of_shard(param, self._scatter.index)
-        feedback.give_back(name_of(param), span.low, _local(gradient).reshape(-1)[: span.length])
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:

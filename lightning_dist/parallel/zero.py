@@ -22,8 +22,10 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from lightning_dist.comm.agreement import Agreement, GroupVote, PartingVote
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives, RankGroup
+from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.groups import broadcast_from_first, destroy
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
+from lightning_dist.comm.row_blocks import RowAverage
 from lightning_dist.comm.scattered import HierarchicalScatter
 from lightning_dist.config import ParallelConfig
 from lightning_dist.errors import CombinationError, ConfigError
@@ -38,10 +40,12 @@ from lightning_dist.parallel.fsdp_groups import (
     places_of_parameters,
 )
 from lightning_dist.parallel.lane_comm import LaneAllGather, LaneReduceScatter
+from lightning_dist.parallel.lane_sums import LaneSums
 from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.row_sums import RowSums
 from lightning_dist.parallel.shard_tensors import ShardTensors
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
 from lightning_dist.parallel.tensor.model import TensorParallel
@@ -77,6 +81,8 @@ class ShardLinks:
         brings_values: Whether values are still to be made alike on all ranks, rank 0's.
         gathers: How parameters travel where they leave a host; ``None``: as they are.
         inside: The ranks that train together once others train apart; ``None``: all do.
+        rows: Averages rows of matrices over hosts in another way than value by value; ``None``: nobody does.
+        in_host: Lanes over the ranks of this host, for that.
     """
 
     layout: Layout
@@ -94,6 +100,13 @@ class ShardLinks:
     brings_values: bool = True
     gathers: Codec | None = None
     inside: RankGroup | None = None
+    rows: RowAverage | None = None
+    in_host: HierarchicalScatter | None = None
+
+    @property
+    def feedback(self) -> Feedback | None:
+        """What is owed of gradients; ``None``: nothing is lost of them."""
+        return self.scatter.feedback if self.rows is None else self.rows.feedback
 
     @property
     def shards(self) -> RankGroup:
@@ -110,7 +123,7 @@ class ShardLinks:
 
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""
-        for part in (self.across, self.scatter, self.secondary_scatter, self.vote):
+        for part in (self.rows, self.in_host, self.across, self.scatter, self.secondary_scatter, self.vote):
             if part is not None:
                 part.close()
         destroy(self.groups)
@@ -309,8 +322,7 @@ def _connect(
     groups = groups_of(sharded)
     reduction = GradientReduction(
         sharded,
-        scatter=links.scatter,
-        across=links.across,
+        sums=_sums_of(links),
         replicated=ReplicatedGradients(kept_whole, collectives=links.collectives, group=links.world),
         vote=links.vote.any_of if config.find_unused_parameters else None,
         keeps_parameters=policy.keeps_parameters,
@@ -330,6 +342,12 @@ def _connect(
     if not sharded.by_child:  # what is gathered for one child would be stale once another's optimizer has stepped
         _prefetch(sharded, config.prefetch)
     return reduction
+
+
+def _sums_of(links: ShardLinks) -> LaneSums:
+    if links.rows is None or links.in_host is None:
+        return LaneSums(links.scatter, links.across)
+    return RowSums(links.scatter, links.across, in_host=links.in_host, average=links.rows, world_size=links.world.size)
 
 
 def _bound(reduction: GradientReduction, index: int) -> Callable[[torch.Tensor, torch.Tensor, bool], None]:

@@ -56,6 +56,18 @@ class LowRankFeedback(Feedback):
         origin = Origin(f"parameter {name}", (Span(name, 0, gradient.numel()),), self._weight)
         return self.enter(origin, gradient)
 
+    def settle_in(self, account: Account, origin: Origin, gradients: torch.Tensor) -> None:
+        """What is owed in an account is added to gradients, and the account is empty afterwards.
+
+        Args:
+            account: Of these gradients, or of a part of their sum.
+            origin: What the gradients are made of.
+            gradients: Contiguous; changed.
+        """
+        if account.residues:
+            self._file(account)
+            self._settle(origin, gradients.view(-1))
+
     def factor(self, name: str, columns: int, device: torch.device, *, window: int) -> torch.Tensor:
         """What a matrix is multiplied by first, [columns of the matrix, columns of a factor]."""
         kept = self._factors.get(name)
