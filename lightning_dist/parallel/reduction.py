@@ -185,7 +185,7 @@ class GradientReduction:
 
     def part(self, inside: RankGroup) -> None:
         """From now on replicas train apart: sums stay with the ranks that share the shards."""
-        self._across = None
+        self._sums.part()
         self._replicated.part(inside)
 
     def forget(self) -> None:
