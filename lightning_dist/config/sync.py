@@ -85,7 +85,21 @@ class SyncConfig:
                 f"sync.codec={self.codec} with sync.algorithm=powersgd: what crosses is small already, and is exact; "
                 f"write sync.codec=same, or sync={self.codec} without powersgd"
             )
+        if self.algorithm == "local_sgd":
+            self._check_local_sgd()
         check_range("sync.timeout_s", self.timeout_s, low=0.1, unit="seconds")
+
+    def _check_local_sgd(self) -> None:
+        if self.everywhere:
+            raise CombinationError(
+                "sync.everywhere=true with sync.algorithm=local_sgd: gradients are averaged inside hosts, each step "
+                "and exact; write sync.everywhere=false"
+            )
+        if self.sparse.exchange != "rows":
+            raise CombinationError(
+                f"sync.sparse.exchange={self.sparse.exchange} with sync.algorithm=local_sgd: served rows are the same "
+                "for all ranks, and hosts train apart; write sync.sparse.exchange=rows, or sync=hierarchical"
+            )
 
 
 SYNC_PRESETS: dict[str, SyncConfig] = {
