@@ -2,7 +2,7 @@
 
 from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver
 from lightning_dist.build.data import layout_of, replicas_of
-from lightning_dist.build.feedback import low_rank_feedback_of
+from lightning_dist.build.feedback import can_take_over, low_rank_feedback_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -52,6 +52,7 @@ __all__ = [
     "TableService",
     "average_parts",
     "average_stages",
+    "can_take_over",
     "cut_into_stages",
     "describe",
     "describe_boundaries",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lightning_dist.build.feedback import feedback_of
+from lightning_dist.build.feedback import BETWEEN_WORKERS, feedback_of
 from lightning_dist.build.groups import GroupMaker, mode_of
 from lightning_dist.build.run import RunContext
 from lightning_dist.comm.agreement import Agreement, GroupVote, PartingVote
@@ -108,7 +108,7 @@ def open_outer_lanes(
     the counterparts of its own shard.
     """
     config = dataclasses.replace(sync, everywhere=False)
-    feedback = feedback_of(run, config, mode=f"{mode_of(parallel)}, between workers")
+    feedback = feedback_of(run, config, mode=f"{mode_of(parallel)}{BETWEEN_WORKERS}")
     with run.collectives.opening("opening the outer groups", run.world):
         if parallel.mode == "ddp":
             return open_all_reduce(

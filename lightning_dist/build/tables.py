@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from lightning_dist.build.run import RunContext
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
-from lightning_dist.config import SyncConfig
+from lightning_dist.config import ParameterServerConfig, SyncConfig
 from lightning_dist.elastic.leading.secret import read_secret
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.parameter_server import ServedTables, tables_to_serve
 from lightning_dist.gradsync.parameter_server.client import RowClient, ServedTable
+from lightning_dist.gradsync.parameter_server.embeddings import Embedding
+from lightning_dist.gradsync.parameter_server.outbox import Outbox
 from lightning_dist.gradsync.parameter_server.requests import RowRequests
 from lightning_dist.gradsync.parameter_server.server import RowServer, listening
 from lightning_dist.gradsync.parameter_server.shard import Shard
@@ -35,6 +37,7 @@ class TableService:
     Args:
         run: Who sits where, and the seam.
         embeddings: Name -> module, whole; the same on all ranks.
+        options: How look-ups and steps may drift apart.
         timeout_s: Deadline of each wait, in seconds.
 
     Attributes:
@@ -42,7 +45,9 @@ class TableService:
         group: All ranks, for what the main thread exchanges.
     """
 
-    def __init__(self, run: RunContext, embeddings: Mapping[str, nn.Embedding], *, timeout_s: float) -> None:
+    def __init__(
+        self, run: RunContext, embeddings: Mapping[str, Embedding], options: ParameterServerConfig, *, timeout_s: float
+    ) -> None:
         self._run = run
         ranks = tuple(range(run.cluster.world_size))
         tier = run.cluster.tier_of(ranks).value
@@ -54,25 +59,36 @@ class TableService:
             rank=run.rank,
             num_ranks=len(ranks),
             make_shard=lambda values: Shard(
-                values, num_ranks=len(ranks), timeout_s=timeout_s, alarm=run.collectives.alarm
+                values,
+                num_ranks=len(ranks),
+                timeout_s=timeout_s,
+                alarm=run.collectives.alarm,
+                staleness=options.staleness,
             ),
             operation=self._operation,
+            staleness=options.staleness,
+            outbox=lambda name, capacity: Outbox(
+                name, capacity=capacity, timeout_s=timeout_s, alarm=run.collectives.alarm
+            ),
+            max_pending=options.max_pending,
         )
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(destroy, [group])
+            on_failure.callback(self.tables.close)
             on_failure.callback(self.tables.release, None)
             self._server, self._client = self._meet(timeout_s, on_failure)
             on_failure.pop_all()
         self.tables.connect(self._client)
 
     def whole(self, served: ServedTable, local: Tensor, *, everywhere: bool = False) -> Tensor | None:
-        """A whole tensor of all ranks' rows; collective.
+        """A whole tensor of all ranks' rows, with all steps so far; collective.
 
         Args:
             served: How it is dealt.
             local: [rows of this rank, ...]: the table's values, or of something that is kept beside them.
             everywhere: Whether every rank wants it; else rank 0 does, and the others get ``None``.
         """
+        self.tables.drain()
         group = self.group
         takers = [rank for rank in range(group.size) if everywhere or rank == 0]
         takes = group.index in takers
@@ -111,6 +127,7 @@ class TableService:
         """End the server, connections and the group. Safe to call twice."""
         self.abort("it was closed")
         self._client.close()
+        self.tables.close()
         self._server.close()
         destroy([self.group])
 
@@ -164,7 +181,7 @@ def open_tables(run: RunContext, module: nn.Module, sync: SyncConfig) -> TableSe
             f"{run.device.type}: write sync.sparse.exchange=rows"
         )
     with run.collectives.opening("opening the parameter server", run.world):
-        return TableService(run, embeddings, timeout_s=sync.timeout_s)
+        return TableService(run, embeddings, sync.parameter_server, timeout_s=sync.timeout_s)
 
 
 def describe_tables(service: TableService, sync: SyncConfig) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from lightning_dist.config.checks import MIB, check_choice, check_count, check_flags, check_range
 from lightning_dist.config.local_sgd import LocalSGDConfig
+from lightning_dist.config.parameter_server import ParameterServerConfig
 from lightning_dist.config.powersgd import PowerSGDConfig
 from lightning_dist.config.sparse import SparseConfig
 from lightning_dist.errors import CombinationError
@@ -33,6 +34,9 @@ class SyncConfig:
             where they share memory: for hosts inside which links are slow.
         rounding: Of ``int8``: to the ``nearest`` step, or ``stochastic``, which is right on average.
         ratio: Of ``topk``: the share of values that go, in (0, 0.5).
+        momentum_correction: Of ``topk``: momentum that each host takes of its gradients before anything is left out, in
+            [0, 1), in place of the optimizer's, which must have none then. 0: none. It takes the memory of fp32
+            gradients once more a host.
         error_feedback: Whether what ``int8``, ``onebit``, ``topk`` and ``powersgd`` lose of a gradient is added to what
             is sent next. It takes the memory of fp32 gradients once a host (``powersgd``: a rank), and once more over
             all ranks.
@@ -49,6 +53,7 @@ class SyncConfig:
         powersgd: Of ``algorithm=powersgd``.
         local_sgd: Of ``algorithm=local_sgd``; ``codec`` and what belongs to it are then of what hosts average.
         sparse: What becomes of the gradients of embeddings with ``sparse=True``.
+        parameter_server: Of tables that ``sparse.exchange`` deals to servers.
     """
 
     algorithm: str = "hierarchical"
@@ -56,6 +61,7 @@ class SyncConfig:
     everywhere: bool = False
     rounding: str = "nearest"
     ratio: float = 0.01
+    momentum_correction: float = 0.0
     error_feedback: bool = True
     warmup_steps: int = 0
     gathers: str = "same"
@@ -67,12 +73,14 @@ class SyncConfig:
     powersgd: PowerSGDConfig = field(default_factory=PowerSGDConfig)
     local_sgd: LocalSGDConfig = field(default_factory=LocalSGDConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
+    parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
 
     def __post_init__(self) -> None:
         check_choice("sync.algorithm", self.algorithm, SYNC_ALGORITHMS)
         check_choice("sync.codec", self.codec, CODECS)
         check_choice("sync.rounding", self.rounding, ROUNDINGS)
         check_range("sync.ratio", self.ratio, low=1e-6, high=0.499, unit="of all values")
+        check_range("sync.momentum_correction", self.momentum_correction, low=0, high=0.999, unit="of the velocity")
         check_choice("sync.gathers", self.gathers, GATHERS)
         check_flags("sync", self)
         check_count("sync.warmup_steps", self.warmup_steps, low=0, unit="synchronisations")
@@ -87,6 +95,16 @@ class SyncConfig:
             )
         if self.algorithm == "local_sgd":
             self._check_local_sgd()
+        if self.momentum_correction and self.everywhere:
+            raise CombinationError(
+                "sync.momentum_correction with sync.everywhere=true: momentum is of what a host sends to others; write "
+                "sync.everywhere=false, or leave momentum to the optimizer"
+            )
+        if self.momentum_correction and not self.error_feedback:
+            raise CombinationError(
+                "sync.momentum_correction with sync.error_feedback=false: what momentum is for is what is sent later; "
+                "write sync.error_feedback=true"
+            )
         check_range("sync.timeout_s", self.timeout_s, low=0.1, unit="seconds")
 
     def _check_local_sgd(self) -> None:
@@ -94,6 +112,11 @@ class SyncConfig:
             raise CombinationError(
                 "sync.everywhere=true with sync.algorithm=local_sgd: gradients are averaged inside hosts, each step "
                 "and exact; write sync.everywhere=false"
+            )
+        if self.momentum_correction:
+            raise CombinationError(
+                "sync.momentum_correction with sync.algorithm=local_sgd: it is of gradients, and what hosts average has "
+                "momentum by sync.local_sgd.outer_momentum; write sync.momentum_correction=0"
             )
         if self.sparse.exchange != "rows":
             raise CombinationError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_dist import build
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.storage import Folder
@@ -19,11 +21,36 @@ WINDOW = "feedback_window"
 
 def warn_of_lost_feedback(mode: Mode) -> None:
     """Say that a file for all ranks does not hold what is owed, if anything is."""
-    if mode.feedback is not None and mode.setting.sync.error_feedback:
+    sync = mode.setting.sync
+    if mode.feedback is not None and mode.feedback.loses and sync.error_feedback:
+        scheme = "sync=powersgd" if sync.algorithm == "powersgd" else f"sync.codec={sync.codec}"
         rank_zero_warn(
-            f"checkpoint=full does not hold what sync.codec={mode.setting.sync.codec} has lost and is to send still: a "
-            "run that goes on from it has lost it for good; write checkpoint=sharded or checkpoint=async_sharded"
+            f"checkpoint=full does not hold what {scheme} has lost and is to send still: a run that goes on from it "
+            "has lost it for good; write checkpoint=sharded or checkpoint=async_sharded"
         )
+
+
+def warn_of_lost_workers(mode: Mode) -> None:
+    """Say that a file for all ranks does not hold what each worker has of its own, where workers train apart."""
+    if mode.local_state is not None and mode.local_state.is_apart:
+        rank_zero_warn(
+            "checkpoint=full holds the outer weights and the optimizers of the first host only: with sync=local_sgd a "
+            "run that goes on from it lets all hosts begin there, without outer momentum; write checkpoint=sharded or "
+            "checkpoint=async_sharded"
+        )
+
+
+def warn_of_second_momentum(mode: Mode, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Say that an optimizer takes momentum, too, of what has its momentum already."""
+    sync = mode.setting.sync
+    if not sync.momentum_correction or sync.codec != "topk" or mode.feedback is None:
+        return
+    for optimizer in optimizers:
+        if any(group.get("momentum") or "betas" in group for group in optimizer.param_groups):
+            rank_zero_warn(
+                f"sync.momentum_correction={sync.momentum_correction:g} and {type(optimizer).__name__} both take "
+                "momentum of gradients: write torch.optim.SGD(..., momentum=0), or sync.momentum_correction=0"
+            )
 
 
 def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collection[str]) -> None:
@@ -40,7 +67,14 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     """
     feedback = mode.feedback
     saved = [name for name in manifest.objects if name.startswith(FEEDBACK)]
-    if feedback is None or not saved:
+    if not saved:
+        return
+    if feedback is None:
+        rank_zero_warn(
+            "the checkpoint holds what its run has lost of gradients and was to send still, and this run, which loses "
+            f"nothing (sync.codec={mode.setting.sync.codec}), does not take it over: to have it applied, go on for a "
+            "step with the sync of before"
+        )
         return
     window, run = manifest.record.get(WINDOW) or 0, mode.setting.run
     own = f"{FEEDBACK}{run.rank}"
@@ -53,5 +87,11 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     place, size = mode.feedback_seat
     taken: dict[str, Any] = {name: None for name in saved if int(name.removeprefix(FEEDBACK)) % size == place}
     sharded.load(taken, folder, manifest=manifest)
-    feedback.load_state_dicts(list(taken.values()), run.device, window=window)
+    states = [state for state in taken.values() if build.can_take_over(state["layout"], feedback.layout)]
+    if len(states) < len(taken):
+        rank_zero_warn(
+            "the checkpoint holds what its run was to send still, of weights that hosts had gone by themselves "
+            "(sync=local_sgd) or of gradients: this run sends something else, and leaves it out"
+        )
+    feedback.load_state_dicts(states, run.device, window=window)
     feedback.keep_only(held)
