@@ -142,6 +142,7 @@ def local_sgd_of(
     lanes: HierarchicalAllReduce,
     agreement: Agreement,
     values_of: Callable[[torch.Tensor], torch.Tensor],
+    start_of: Callable[[torch.nn.Parameter], int],
 ) -> LocalSGD:
     """The scheme, of a module as it will be trained.
 
@@ -153,13 +154,15 @@ def local_sgd_of(
         lanes: Of :func:`open_outer_lanes`.
         agreement: Used by nobody else.
         values_of: See :class:`~lightning_dist.gradsync.local_sgd.weights.OuterWeights`.
+        start_of: As that.
 
     Raises:
         CombinationError: A parameter is complex.
     """
     _refuse_complex(list(module.named_parameters()))
     options = sync.local_sgd
-    weights = OuterWeights(module, values_of=values_of, has_momentum=options.outer_momentum > 0)
+    has_momentum = options.outer_momentum > 0
+    weights = OuterWeights(module, values_of=values_of, start_of=start_of, has_momentum=has_momentum)
     sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in weights.parameters.items()}
     return LocalSGD(
         weights,

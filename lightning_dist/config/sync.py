@@ -115,8 +115,8 @@ class SyncConfig:
             )
         if self.momentum_correction:
             raise CombinationError(
-                "sync.momentum_correction with sync.algorithm=local_sgd: it is of gradients, and what hosts average has "
-                "momentum by sync.local_sgd.outer_momentum; write sync.momentum_correction=0"
+                "sync.momentum_correction with sync.algorithm=local_sgd: it is of gradients, and what hosts average "
+                "has momentum by sync.local_sgd.outer_momentum; write sync.momentum_correction=0"
             )
         if self.sparse.exchange != "rows":
             raise CombinationError(

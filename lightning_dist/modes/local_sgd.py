@@ -8,6 +8,7 @@ Note [Which weights are where]
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,7 @@ class LocalMode(Mode):
             lanes=self._lanes,
             agreement=self._agreement,
             values_of=lambda tensor: local_of(tensor.detach()),
+            start_of=self._start_of,
         )
         self._state = LocalState(self._local, self.module, self.as_shown)
         self._trainer = trainer
@@ -78,6 +80,10 @@ class LocalMode(Mode):
     def as_shown(self, name: str, values: Tensor) -> Tensor:
         """Values that this rank has of a parameter or buffer, as a ``state_dict()`` holds them."""
         return values
+
+    def _start_of(self, parameter: nn.Parameter) -> int:
+        """Where this rank's values of a parameter begin in the whole."""
+        return 0
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -258,6 +264,14 @@ class LocalShardedMode(LocalMode, ShardedMode):
         assert self._model is not None
         assert self._links is not None
         self._links.part(self._model)
+
+    def _start_of(self, parameter: nn.Parameter) -> int:
+        """Shards are rows."""
+        assert self._model is not None
+        if self._model.full.shape_of(parameter) is None:
+            return 0
+        spread = self._model.full.spread_of(parameter)
+        return spread.boxes[0].offsets[0] * math.prod(spread.shape[1:]) if spread.boxes else 0
 
     def as_shown(self, name: str, values: Tensor) -> Tensor:
         """Shards as DTensors."""

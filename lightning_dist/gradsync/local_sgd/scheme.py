@@ -264,7 +264,9 @@ class LocalSGD:
         if is_lost:
             payload.zero_()
         kind = "buffers of fragment" if exactly else "fragment"
-        spans = tuple(Span(name, 0, piece.numel()) for name, piece in zip(names, pieces, strict=True))
+        spans = tuple(
+            Span(name, self.weights.start(name), piece.numel()) for name, piece in zip(names, pieces, strict=True)
+        )
         origin = Origin(f"{kind} {sent.fragment}", spans, 1 / self.lanes.world_size)
         feedback, account = self.lanes.feedback, None
         if exactly:

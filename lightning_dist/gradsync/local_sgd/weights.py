@@ -17,15 +17,24 @@ class OuterWeights:
     Args:
         module: Whose parameters and buffers.
         values_of: A parameter or buffer -> this rank's values of it, as memory that may be written.
+        start_of: A parameter -> where this rank's values begin in the whole, in its flat order.
         has_momentum: Whether the outer optimizer keeps one.
     """
 
-    def __init__(self, module: nn.Module, *, values_of: Callable[[Tensor], Tensor], has_momentum: bool) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        values_of: Callable[[Tensor], Tensor],
+        start_of: Callable[[nn.Parameter], int],
+        has_momentum: bool,
+    ) -> None:
         self.parameters: dict[str, nn.Parameter] = dict(module.named_parameters())
         self.buffers: dict[str, Tensor] = {}
         self.momentum: dict[str, Tensor] = {}
         self._module = module
         self._values_of = values_of
+        self._start_of = start_of
         self._has_momentum = has_momentum
         self._copies: dict[str, Tensor] = {}
         self._aside: dict[str, Tensor] | None = None
@@ -68,6 +77,11 @@ class OuterWeights:
         """What the module holds, as memory that may be written: a worker's own values unless outer ones are shown."""
         tensor = self.parameters.get(name)
         return self._values_of(self.buffers[name] if tensor is None else tensor)
+
+    def start(self, name: str) -> int:
+        """Where :meth:`own` of a parameter begins in the whole; of a buffer, which is whole, 0."""
+        parameter = self.parameters.get(name)
+        return 0 if parameter is None else self._start_of(parameter)
 
     def kept(self, name: str) -> Tensor:
         """A worker's own values, also while others are shown."""
