@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_dist import build
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.storage import Folder
@@ -26,6 +27,16 @@ def warn_of_lost_feedback(mode: Mode) -> None:
         rank_zero_warn(
             f"checkpoint=full does not hold what {scheme} has lost and is to send still: a run that goes on from it "
             "has lost it for good; write checkpoint=sharded or checkpoint=async_sharded"
+        )
+
+
+def warn_of_lost_workers(mode: Mode) -> None:
+    """Say that a file for all ranks does not hold what each worker has of its own, where workers train apart."""
+    if mode.local_state is not None and mode.local_state.is_apart:
+        rank_zero_warn(
+            "checkpoint=full holds the outer weights and the optimizers of the first host only: with sync=local_sgd a "
+            "run that goes on from it lets all hosts begin there, without outer momentum; write checkpoint=sharded or "
+            "checkpoint=async_sharded"
         )
 
 
@@ -86,5 +97,11 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     place, size = mode.feedback_seat
     taken: dict[str, Any] = {name: None for name in saved if int(name.removeprefix(FEEDBACK)) % size == place}
     sharded.load(taken, folder, manifest=manifest)
-    feedback.load_state_dicts(list(taken.values()), run.device, window=window)
+    states = [state for state in taken.values() if build.can_take_over(state["layout"], feedback.layout)]
+    if len(states) < len(taken):
+        rank_zero_warn(
+            "the checkpoint holds what its run was to send still, of weights that hosts had gone by themselves "
+            "(sync=local_sgd) or of gradients: this run sends something else, and leaves it out"
+        )
+    feedback.load_state_dicts(states, run.device, window=window)
     feedback.keep_only(held)

@@ -50,6 +50,7 @@ SCHEMES = {
     "topk": [],
     "powersgd": [],
     "auto": [],
+    "local_sgd": ["sync.local_sgd.every=3"],  # HALF lies between two synchronisations
     "parameter_server": [],  # the model has no table to serve: as hierarchical
 }
 KEEPS = ("int8", "onebit", "topk", "powersgd")
