@@ -71,7 +71,7 @@ class ByteArm:
 INT8_GATHERS = (("gathers", "int8"),)
 BYTE_ARMS = (
     *(ByteArm(scheme) for scheme in OURS),
-    *(ByteArm(scheme, "zero2") for scheme in OURS if scheme not in PERIODIC),
+    *(ByteArm(scheme, "zero2") for scheme in OURS),
     *(ByteArm(scheme, "zero2", INT8_GATHERS) for scheme in OURS if scheme not in (EXACT, "bf16", *PERIODIC)),
 )
 
