@@ -186,13 +186,17 @@ class Feedback:
         """Add to this rank's gradients what is filed of them."""
         if self._moving:
             _settle(self._moving, account.origin, flat)
-        if not self.loses:  # all crosses as it is, and momentum may be taken before what is owed is added
+        if self._momentum and not self.loses:  # momentum may be taken here, before what is owed is added
             whole = Place("whole", (0,), flat.numel(), 1.0)
             flat.copy_(account.accelerated(flat.unsqueeze(0), whole)[0])
         elif account.is_settling:
             _file(self._moving, account.spread(flat, self._momentum))
+        self._settle(account.origin, flat)
+
+    def _settle(self, origin: Origin, flat: torch.Tensor) -> None:
+        """The same of what is owed alone."""
         if self._filed:
-            _settle(self._filed, account.origin, flat)
+            _settle(self._filed, origin, flat)
 
 
 def _file(filed: _Filed, found: Iterable[tuple[str, int, torch.Tensor]]) -> None:
