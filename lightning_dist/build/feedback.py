@@ -70,8 +70,8 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
         rank=run.rank,
         warmup_steps=sync.warmup_steps,
         keeps=sync.error_feedback,
-        momentum=momentum,
         loses=crosses or (sync.everywhere and run.cluster.world_size > 1),
+        momentum=momentum,
     )
 
 

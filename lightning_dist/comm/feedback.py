@@ -45,8 +45,8 @@ class Feedback:
         rank: Of this process.
         warmup_steps: So many synchronisations are exact, before the first that is not.
         keeps: Whether what is lost is kept; else it is lost for good.
-        momentum: Of gradients before they are encoded; 0: none.
         loses: Whether anything is encoded here; else there is only what was taken over.
+        momentum: Of gradients before they are encoded; 0: none.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Feedback:
         rank: int,
         warmup_steps: int = 0,
         keeps: bool = True,
-        momentum: float = 0.0,
         loses: bool = True,
+        momentum: float = 0.0,
     ) -> None:
         self.loses = loses
         self._layout = layout
@@ -191,10 +191,10 @@ class Feedback:
             flat.copy_(account.accelerated(flat.unsqueeze(0), whole)[0])
         elif account.is_settling:
             _file(self._moving, account.spread(flat, self._momentum))
-        self._settle(account.origin, flat)
+        self._settle_filed(account.origin, flat)
 
-    def _settle(self, origin: Origin, flat: torch.Tensor) -> None:
-        """The same of what is owed alone."""
+    def _settle_filed(self, origin: Origin, flat: torch.Tensor) -> None:
+        """Add to a tensor what is owed of its parameters and is in no account."""
         if self._filed:
             _settle(self._filed, origin, flat)
 

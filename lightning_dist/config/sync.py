@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lightning_dist.config.checks import MIB, check_choice, check_count, check_flags, check_range
+from lightning_dist.config.parameter_server import ParameterServerConfig
 from lightning_dist.config.powersgd import PowerSGDConfig
 from lightning_dist.config.sparse import SparseConfig
 from lightning_dist.errors import CombinationError
@@ -50,6 +51,7 @@ class SyncConfig:
         timeout_s: Deadline of each operation between ranks, in seconds.
         powersgd: Of ``algorithm=powersgd``.
         sparse: What becomes of the gradients of embeddings with ``sparse=True``.
+        parameter_server: Of tables that ``sparse.exchange`` deals to servers.
     """
 
     algorithm: str = "hierarchical"
@@ -68,6 +70,7 @@ class SyncConfig:
     timeout_s: float = 600.0
     powersgd: PowerSGDConfig = field(default_factory=PowerSGDConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
+    parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
 
     def __post_init__(self) -> None:
         check_choice("sync.algorithm", self.algorithm, SYNC_ALGORITHMS)
