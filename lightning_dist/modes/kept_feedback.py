@@ -1,4 +1,4 @@
-"""Error feedback in sharded checkpoints: ``feedback/<r>``, what rank r owes of which parameters."""
+"""Error feedback in sharded checkpoints: ``feedback/<r>`` says what rank r owes, ``feedback/<r>/values`` how much."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.storage import Folder
+from lightning_dist.comm.feedback import Feedback
+from lightning_dist.modes.feedback_tensors import joined, parted
 from lightning_dist.modes.mode import Mode
+from lightning_dist.parallel.held_state import HeldTensor
 
 FEEDBACK = "feedback/"
 WINDOW = "feedback_window"
 """Of a checkpoint's record: how many times gradients had been synchronised."""
+
+
+_VALUES = "/values"
+
+
+def kept_feedback(feedback: Feedback, rank: int) -> tuple[dict[str, Any], list[HeldTensor]]:
+    """What this rank owes, for a checkpoint: an object, and tensors whose values change with the next step."""
+    return parted(feedback.state_dict(), f"{FEEDBACK}{rank}{_VALUES}", rank=rank)
 
 
 def warn_of_lost_feedback(mode: Mode) -> None:
@@ -68,13 +79,20 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     window, run = manifest.record.get(WINDOW) or 0, mode.setting.run
     own = f"{FEEDBACK}{run.rank}"
     if len(saved) == run.cluster.world_size and own in saved:
-        state: dict[str, Any] = {own: None}
-        sharded.load(state, folder, manifest=manifest)
-        if state[own]["layout"] == feedback.layout:
-            feedback.load_state_dicts([state[own]], run.device)
+        (state,) = _read([own], folder, manifest)
+        if state["layout"] == feedback.layout:
+            feedback.load_state_dicts([state], run.device)
             return
     place, size = mode.feedback_seat
-    taken: dict[str, Any] = {name: None for name in saved if int(name.removeprefix(FEEDBACK)) % size == place}
-    sharded.load(taken, folder, manifest=manifest)
-    feedback.load_state_dicts(list(taken.values()), run.device, window=window)
+    taken = [name for name in saved if int(name.removeprefix(FEEDBACK)) % size == place]
+    feedback.load_state_dicts(_read(taken, folder, manifest), run.device, window=window)
     feedback.keep_only(held)
+
+
+def _read(names: Sequence[str], folder: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    """The states of some ranks; every rank calls it."""
+    state: dict[str, Any] = dict.fromkeys(names)
+    tensors = {name: manifest.tensors[name + _VALUES] for name in names if name + _VALUES in manifest.tensors}
+    state |= {name + _VALUES: torch.empty(tensor.shape) for name, tensor in tensors.items()}
+    sharded.load(state, folder, manifest=manifest)
+    return [joined(state[name], state.get(name + _VALUES)) for name in names]
