@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_dist import build
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.storage import Folder
@@ -40,6 +41,16 @@ def warn_of_lost_feedback(mode: Mode) -> None:
         )
 
 
+def warn_of_lost_workers(mode: Mode) -> None:
+    """Say that a file for all ranks does not hold what each worker has of its own, where workers train apart."""
+    if mode.local_state is not None and mode.local_state.is_apart:
+        rank_zero_warn(
+            "checkpoint=full holds the outer weights and the optimizers of the first host only: with sync=local_sgd a "
+            "run that goes on from it lets all hosts begin there, without outer momentum; write checkpoint=sharded or "
+            "checkpoint=async_sharded"
+        )
+
+
 def warn_of_second_momentum(mode: Mode, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Say that an optimizer takes momentum, too, of what has its momentum already."""
     sync = mode.setting.sync
@@ -51,6 +62,15 @@ def warn_of_second_momentum(mode: Mode, optimizers: Sequence[torch.optim.Optimiz
                 f"sync.momentum_correction={sync.momentum_correction:g} and {type(optimizer).__name__} both take "
                 "momentum of gradients: write torch.optim.SGD(..., momentum=0), or sync.momentum_correction=0"
             )
+
+
+def forget_feedback(mode: Mode) -> None:
+    """Nothing is owed: the state that training goes on from is not that of the gradients so far.
+
+    A search of a learning rate or a batch size goes back to where it began, inside of a fit.
+    """
+    if mode.feedback is not None:
+        mode.feedback.load_state_dicts([], mode.setting.run.device)
 
 
 def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collection[str]) -> None:
@@ -68,6 +88,7 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     feedback = mode.feedback
     saved = [name for name in manifest.objects if name.startswith(FEEDBACK)]
     if not saved:
+        forget_feedback(mode)
         return
     if feedback is None:
         rank_zero_warn(
@@ -84,8 +105,14 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
             feedback.load_state_dicts([state], run.device)
             return
     place, size = mode.feedback_seat
-    taken = [name for name in saved if int(name.removeprefix(FEEDBACK)) % size == place]
-    feedback.load_state_dicts(_read(taken, folder, manifest), run.device, window=window)
+    taken = _read([name for name in saved if int(name.removeprefix(FEEDBACK)) % size == place], folder, manifest)
+    states = [state for state in taken if build.can_take_over(state["layout"], feedback.layout)]
+    if len(states) < len(taken):
+        rank_zero_warn(
+            "the checkpoint holds what its run was to send still, of weights that hosts had gone by themselves "
+            "(sync=local_sgd) or of gradients: this run sends something else, and leaves it out"
+        )
+    feedback.load_state_dicts(states, run.device, window=window)
     feedback.keep_only(held)
 
 
