@@ -105,7 +105,8 @@ class Feedback:
                 self._file(account)
             account = self._accounts[origin.key] = self._opened(origin)
         account.window = self._window
-        account.is_settling = is_new and self._momentum > 0 and (self._window > 0 or self._is_anew)
+        may_find_owed = self._window > 0 or self._is_anew
+        account.is_settling = is_new and may_find_owed and self._momentum > 0 and self.loses
         account.is_exact = self._window < self._warmup_steps or account.is_settling
         if tensor is not None:
             self._settle_all(account, tensor.view(-1))
@@ -185,10 +186,17 @@ class Feedback:
         """Add to this rank's gradients what is filed of them."""
         if self._moving:
             _settle(self._moving, account.origin, flat)
-        if account.is_settling:
+        if not self.loses:  # all crosses as it is, and momentum may be taken before what is owed is added
+            whole = Place("whole", (0,), flat.numel(), 1.0)
+            flat.copy_(account.accelerated(flat.unsqueeze(0), whole)[0])
+        elif account.is_settling:
             _file(self._moving, account.spread(flat, self._momentum))
+        self._settle_filed(account.origin, flat)
+
+    def _settle_filed(self, origin: Origin, flat: torch.Tensor) -> None:
+        """Add to a tensor what is owed of its parameters and is in no account."""
         if self._filed:
-            _settle(self._filed, account.origin, flat)
+            _settle(self._filed, origin, flat)
 
 
 def _file(filed: _Filed, found: Iterable[tuple[str, int, torch.Tensor]]) -> None:

@@ -44,7 +44,7 @@ class SyncConfig:
             ``int8``. Each rank keeps its shard, and steps it, exact.
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
         chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
-            overlap.
+            overlap. Encoded ones grow up to ``bucket_bytes`` while what each rank gets of a chunk is below 64 KiB.
         max_in_flight: Chunks of one group that may be on the network at a time.
         shared_memory: ``auto`` (in-host legs on CPU through shared memory where ranks turn out to share it) or
             ``off``.

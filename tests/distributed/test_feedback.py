@@ -30,6 +30,7 @@ LAYOUTS: dict[str, dict[str, list[int]]] = {
     "2": {"a": [0, 1]},
     "1": {"a": [0]},
 }
+SMALL_CHUNKS = {"chunk_bytes": 4096, "bucket_bytes": 4096}  # encoded ones are not larger than a bucket
 SYNCS: dict[str, dict[str, Any]] = {
     "int8": {"codec": "int8"},
     "stochastic": {"codec": "int8", "rounding": "stochastic"},
@@ -60,7 +61,7 @@ def train_fixed(
     module, path = fixed_gradients(), Path(folder)
     strategy = strategy_of(
         parallel={"mode": parallel, "find_unused_parameters": True},
-        sync={"chunk_bytes": 4096, **sync},
+        sync={**SMALL_CHUNKS, **sync},
         checkpoint="sharded",
     )
     saved = sorted(path.glob("*.ckpt"))
@@ -177,7 +178,7 @@ def sum_and_gather(context: RankContext, sync: dict[str, Any], numel: int) -> tu
 @pytest.mark.parametrize(("layout", "sync"), [("3+1", "onebit"), ("2+2", "topk")])
 def test_means_that_are_handed_out_encoded_are_the_same_everywhere(ranks: RankPool, layout: str, sync: str) -> None:
     numel = 5003
-    got = ranks.run(sum_and_gather, layout=LAYOUTS[layout], args=({"chunk_bytes": 4096, **SYNCS[sync]}, numel))
+    got = ranks.run(sum_and_gather, layout=LAYOUTS[layout], args=({**SMALL_CHUNKS, **SYNCS[sync]}, numel))
     assert all(torch.equal(applied, got[0][0]) for applied, _ in got)
     exact = torch.zeros(numel)
     for rank in range(len(got)):
@@ -192,7 +193,7 @@ def test_means_that_are_handed_out_encoded_are_the_same_everywhere(ranks: RankPo
 def straight_and_resumed(context: RankContext, folder: str, name: str, sync: dict[str, Any]) -> list[Any]:
     """Two epochs at once, and the second one again, from a checkpoint between them."""
     case = StageCase(model="even", optimizer="adamw")
-    arguments = {**STRATEGIES[name], "sync": {"chunk_bytes": 4096, **sync}}
+    arguments = {**STRATEGIES[name], "sync": {**SMALL_CHUNKS, **sync}}
     settings: dict[str, Any] = {"limit_train_batches": 3, "limit_val_batches": 0}
 
     def run(epochs: int, path: Path | None = None, *callbacks: pl.Callback, **more: Any) -> dict[str, torch.Tensor]:

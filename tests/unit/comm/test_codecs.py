@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_dist import config
-from lightning_dist.comm.codecs import CODECS, Codec, codec_of
+from lightning_dist.comm.codecs import CODECS, Codec, chunk_bytes_of, codec_of
 from lightning_dist.comm.codecs.codec import store
 from lightning_dist.comm.codecs.dither import dither, seed_of, shift
 from lightning_dist.comm.codecs.topk import TopkCodec
@@ -148,6 +148,22 @@ def test_names_of_codecs() -> None:
 def test_how_many_times_fewer_bytes_than_fp32(way: str, factor: float) -> None:
     assert 4 * 100_000 / opened(way).encoded_bytes(100_000) >= factor
     assert 4 * 100_000 / opened(way).encoded_bytes(100_000) < factor * 1.02
+
+
+@pytest.mark.parametrize(
+    ("sync", "messages", "chunk_bytes"),
+    [
+        (SyncConfig(), 8, 2 << 20),
+        (SyncConfig(codec="int8"), 4, 2 << 20),  # 130 KiB a message
+        (SyncConfig(codec="int8"), 16, 4 << 20),
+        (SyncConfig(codec="onebit"), 4, 8 << 20),
+        (SyncConfig(codec="topk"), 4, 8 << 20),  # no larger than a bucket
+        (SyncConfig(codec="topk", bucket_bytes=64 << 20), 4, 16 << 20),
+        (SyncConfig(codec="topk", bucket_bytes=4096, chunk_bytes=8192), 4, 8192),
+    ],
+)
+def test_chunks_grow_until_their_messages_are_not_small(sync: SyncConfig, messages: int, chunk_bytes: int) -> None:
+    assert chunk_bytes_of(sync, messages=messages) == chunk_bytes
 
 
 # -- each

@@ -224,6 +224,25 @@ def test_exact_synchronisations_with_momentum_are_those_of_sgd_with_momentum() -
     torch.testing.assert_close(weights, reference.detach())
 
 
+def test_where_nothing_is_lost_momentum_is_taken_and_what_is_owed_is_added_once() -> None:
+    """As on the one host that is left of several."""
+    lossy = Feedback(layout="here", rank=0, momentum=0.9)
+    for step in range(3):
+        values = noise(40, step)
+        send_largest(lossy.enter(ONE, values), values)
+    owed, velocity = total(lossy.owed(), "x", 40), torch.zeros(40)
+    for _, rows in lossy._accounts["a"].velocities.values():
+        velocity += 0.5 * rows[0]
+    exact = Feedback(layout="there", rank=0, momentum=0.9, loses=False)
+    exact.load_state_dicts([lossy.state_dict()], CPU)
+    for step in range(3):
+        tensor = noise(40, 10 + step)
+        velocity = 0.9 * velocity + 0.5 * tensor
+        exact.enter(ONE, tensor)
+        torch.testing.assert_close(0.5 * tensor, velocity + owed)
+        owed = torch.zeros(40)
+
+
 def test_what_is_owed_comes_not_under_momentum_once_more() -> None:
     owing = Feedback(layout="here", rank=0, momentum=0.9)
     for step in range(3):
