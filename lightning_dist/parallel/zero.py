@@ -7,6 +7,7 @@ training", 2023.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.row_gradients import RowGradients, TablesBeside, sparse_embeddings
 from lightning_dist.parallel.row_sums import RowSums
 from lightning_dist.parallel.shard_tensors import ShardTensors
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
@@ -135,6 +137,7 @@ def shard(
     by_child: bool = False,
     owners: Owners | None = None,
     split: TensorParallel | None = None,
+    tables: TablesBeside | None = None,
 ) -> Sharded:
     """Spread a module over ranks; every rank calls it.
 
@@ -152,6 +155,7 @@ def shard(
             not have one.
         owners: Of a model cut into stages: the modules that are sharded each for itself, by a schedule.
         split: What has split the module's layers before; its values are alike on all ranks already.
+        tables: What is left out, because its gradients are sparse; ``None``: there are none.
 
     Raises:
         CombinationError: A parameter that FSDP2 does not take is split.
@@ -169,37 +173,78 @@ def shard(
         broadcast_buffers=config.broadcast_buffers,
     )
     was_meta = is_on_meta(module)
+    if was_meta and tables is not None:
+        _materialize_tables(module, device, seed)
     survey = survey_blocks(module, named=tuple(config.shard_modules))
     sharded.description = describe_blocks(survey)
     blocks = [block.module for block in survey.blocks]  # those inside others come first
     named = dict(sharded.named_parameters())
     originals = {} if was_meta else {name: p for name, p in named.items() if not isinstance(p, DTensor)}
-    kept_whole = unshardable(sharded)
     rest: list[nn.Module] = [sharded]
-    _refuse_split(kept_whole, config)
     by_schedule, elsewhere = owners is not None, owners.elsewhere if owners is not None else frozenset()
     if by_child and owners is None:
         owners = child_owners(module)
+    beside = _beside(sharded, config, tables, owners)
     if owners is not None:
-        kept_whole |= {name: p for name, p in named.items() if p in owners.whole}
-        kept_whole = {name: p for name, p in kept_whole.items() if p not in elsewhere}
         blocks = owners.inside(blocks) if by_schedule else blocks
         rest = [owner for owner in owners.modules if owner not in blocks]
     places = places_of_parameters(module)
     try:
-        _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
+        _apply(sharded, blocks, rest, beside, config, links, device=device, seed=seed)
     except BaseException:
         undo_sharding(sharded, {} if was_meta else named)
         raise
     if by_schedule:
         adopt_ties(params_of(sharded), places)
-    for name, parameter in originals.items():
-        if name not in kept_whole and parameter not in elsewhere:
+    for parameter in originals.values():
+        if parameter not in beside.parameters and parameter not in elsewhere:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
-    reduction = _connect(sharded, config, links, kept_whole, by_schedule=by_schedule)
+    reduction = _connect(sharded, config, links, beside, by_schedule=by_schedule)
     full = ShardTensors(sharded, links.scatter, split, axes=links.axes)
     sharded.complete(reduction=reduction, full=full, originals=originals, was_whole=not was_meta)
     return sharded
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """Parameters that are not sharded, by name.
+
+    Attributes:
+        averaged: Whole on each rank, with dense gradients.
+        by_rows: Whole on each rank, with sparse gradients, and who averages them.
+        dealt: Of which this rank has rows; somebody else's.
+    """
+
+    averaged: Mapping[str, nn.Parameter]
+    by_rows: RowGradients | None
+    dealt: Mapping[str, nn.Parameter]
+
+    @functools.cached_property
+    def parameters(self) -> set[nn.Parameter]:
+        """All of them."""
+        rows = () if self.by_rows is None else self.by_rows.tables
+        return {*self.averaged.values(), *rows, *self.dealt.values()}
+
+
+def _beside(module: nn.Module, config: ParallelConfig, tables: TablesBeside | None, owners: Owners | None) -> _Beside:
+    named = dict(module.named_parameters())
+    by_rows = {} if tables is None else tables.whole(module)
+    dealt = {} if tables is None else {name: p for name, p in named.items() if p in tables.dealt}
+    rest = {name: p for name, p in named.items() if name not in by_rows and name not in dealt}
+    averaged = unshardable(rest)
+    _refuse_split(averaged, config)
+    if owners is not None:
+        averaged |= {name: p for name, p in rest.items() if p in owners.whole}
+        averaged = {name: p for name, p in averaged.items() if p not in owners.elsewhere}
+    return _Beside(averaged, None if tables is None else RowGradients(by_rows, tables.start), dealt)
+
+
+def _materialize_tables(module: nn.Module, device: torch.device, seed: int) -> None:
+    """Give tables on the meta device memory and values before all else: they are told apart by what they are."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for embedding in sparse_embeddings(module):
+            materialize(embedding, device)
 
 
 def _refuse_unusable(module: nn.Module) -> None:
@@ -230,12 +275,11 @@ def policy_of(config: ParallelConfig) -> ShardPolicy:
     return policy
 
 
-def unshardable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter, of those that FSDP2 does not take: of one value, of none, or of a type few others have.
+def unshardable(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Of some parameters those that FSDP2 does not take: of one value, of none, or of a type few others have.
 
     A group of FSDP2 sums its gradients in one tensor, so its parameters must be of one type.
     """
-    named = dict(module.named_parameters())
     sizes: dict[torch.dtype, int] = {}
     for parameter in named.values():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
@@ -247,7 +291,7 @@ def _apply(
     sharded: Sharded,
     blocks: Sequence[nn.Module],
     rest: Sequence[nn.Module],
-    ignored: set[nn.Parameter],
+    beside: _Beside,
     config: ParallelConfig,
     links: ShardLinks,
     *,
@@ -257,7 +301,7 @@ def _apply(
     """FSDP2 on each block, then on the rest; what is on the meta device gets memory just before."""
     if rest != [sharded]:
         materialize(sharded.module, device, skip=[*blocks, *rest])
-        _align(sharded.module, [*blocks, *rest], links, device)
+        _align(sharded.module, [*blocks, *rest], beside, links, device)
     policy = policy_of(config)
     precision = MixedPrecisionPolicy(
         param_dtype=_DTYPES.get(config.gather_dtype),
@@ -271,7 +315,7 @@ def _apply(
             inside = set(target.modules())
             others = [block for block in blocks if block is not target and block in inside]
             materialize(target, device, skip=others)
-            _align(target, others, links, device)
+            _align(target, others, beside, links, device)
             for parameter in target.parameters():
                 if not isinstance(parameter, DTensor):  # FSDP2 takes no other memory format; the values are the same
                     parameter.data = parameter.data.contiguous()
@@ -281,13 +325,16 @@ def _apply(
                 reshard_after_forward=not policy.keeps_parameters and target not in rest,
                 mp_policy=precision,
                 offload_policy=offload,
-                ignored_params=ignored,
+                ignored_params=beside.parameters,
             )
 
 
-def _align(target: nn.Module, others: Sequence[nn.Module], links: ShardLinks, device: torch.device) -> None:
+def _align(
+    target: nn.Module, others: Sequence[nn.Module], beside: _Beside, links: ShardLinks, device: torch.device
+) -> None:
     """Move what is about to be sharded to the device, with rank 0's values, as DDP does with a whole model."""
     done = {id(tensor) for other in others for tensor in (*other.parameters(), *other.buffers())}
+    done |= {id(tensor) for tensor in beside.dealt.values()}
     tensors = [t for t in (*target.parameters(), *target.buffers()) if id(t) not in done]
     for tensor in tensors:
         tensor.data = tensor.data.to(device)
@@ -301,7 +348,7 @@ def _connect(
     sharded: Sharded,
     config: ParallelConfig,
     links: ShardLinks,
-    kept_whole: Mapping[str, nn.Parameter],
+    beside: _Beside,
     *,
     by_schedule: bool,
 ) -> GradientReduction:
@@ -314,7 +361,8 @@ def _connect(
     reduction = GradientReduction(
         sharded,
         sums=_sums_of(links),
-        replicated=ReplicatedGradients(kept_whole, collectives=links.collectives, group=links.world),
+        rows=beside.by_rows,
+        replicated=ReplicatedGradients(beside.averaged, collectives=links.collectives, group=links.world),
         vote=links.vote.any_of if config.find_unused_parameters else None,
         keeps_parameters=policy.keeps_parameters,
         waits_at_once=config.cpu_offload or _casts_sums(sharded),
