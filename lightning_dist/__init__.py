@@ -32,6 +32,7 @@ from lightning_dist.data.loading.source import Source
 from lightning_dist.data.writing.token_writer import TokenSettings, write_tokens
 from lightning_dist.data_module import ShardedDataModule
 from lightning_dist.folder_io import load_from_checkpoint
+from lightning_dist.gradsync.sparse.row_wise_adagrad import RowWiseAdagrad
 from lightning_dist.parallel.pipeline import PipelineLayer
 from lightning_dist.registration import refuse_in_other_package, register_strategies
 from lightning_dist.resized import ScaledRate
@@ -54,6 +55,7 @@ __all__ = [
     "PipelinePicture",
     "ProbeConfig",
     "ResumeData",
+    "RowWiseAdagrad",
     "ScaledRate",
     "ShardedDataModule",
     "ShardedLoader",

@@ -48,6 +48,7 @@ from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
 from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
+from lightning_dist.modes.kept_feedback import warn_of_second_momentum
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
@@ -179,6 +180,7 @@ class HierDistStrategy(StateStrategy):
             self.model = mode.wrap(trainer)
             self.setup_optimizers(trainer)
             mode.check_optimizers(self.optimizers)
+            warn_of_second_momentum(mode, self.optimizers)
             self._open_saver(trainer, mode)
         else:
             detach(trainer)
@@ -208,12 +210,18 @@ class HierDistStrategy(StateStrategy):
         assert self._run is not None
         agreement = build.open_agreement(self._run) if self.world_size > 1 else None
         self._stopping = StopTogether(
-            DelayedVote(agreement),
+            DelayedVote(agreement, delay=self._steps_apart),
             self._run.collectives.where,
             saving_at_once=self._saving_at_once,
             leaving=self._leaving(trainer),
         )
         self._stopping.attach(trainer)
+
+    @property
+    def _steps_apart(self) -> int:
+        """By how many steps ranks may drift apart."""
+        served = self.sync_config.sparse.serves_above_bytes is not None
+        return self.sync_config.parameter_server.steps_apart if served else 1
 
     def _leaving(self, trainer: pl.Trainer) -> Leaving:
         has_agent = self.launched.agent is not None
@@ -318,6 +326,8 @@ class HierDistStrategy(StateStrategy):
         """Streamed data go on where the checkpoint was saved, if there is one."""
         assert self.lightning_module is not None
         take_up(self.lightning_module.trainer)
+        if self._mode is not None:
+            self._mode.begin_training(self.lightning_module.trainer)
         if self._stopping is not None:
             self._stopping.begin()
 

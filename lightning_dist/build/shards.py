@@ -17,9 +17,10 @@ from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import PlacementError
 from lightning_dist.gradsync.powersgd import RowProducts
 from lightning_dist.parallel.row_gradients import TablesBeside
+from lightning_dist.parallel.shard_links import ShardLinks
 from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
-from lightning_dist.parallel.zero import ShardLinks, open_mesh, shard
+from lightning_dist.parallel.zero import open_mesh, shard
 from lightning_dist.topology import Cluster
 from lightning_dist.topology.layout import Axes, Layout
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_dist.build.run import RunContext
+from lightning_dist.build.server_processes import TableProcesses
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
-from lightning_dist.config import SyncConfig
+from lightning_dist.config import ParameterServerConfig, SyncConfig
 from lightning_dist.elastic.leading.secret import read_secret
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.parameter_server import ServedTables, tables_to_serve
 from lightning_dist.gradsync.parameter_server.client import RowClient, ServedTable
+from lightning_dist.gradsync.parameter_server.embeddings import Embedding
+from lightning_dist.gradsync.parameter_server.outbox import Outbox
 from lightning_dist.gradsync.parameter_server.requests import RowRequests
 from lightning_dist.gradsync.parameter_server.server import RowServer, listening
 from lightning_dist.gradsync.parameter_server.shard import Shard
+from lightning_dist.gradsync.sparse.rows import Table
 from lightning_dist.topology.addresses import own_address
 
 _SECRET_BYTES = 32
@@ -35,6 +41,7 @@ class TableService:
     Args:
         run: Who sits where, and the seam.
         embeddings: Name -> module, whole; the same on all ranks.
+        options: How look-ups and steps may drift apart.
         timeout_s: Deadline of each wait, in seconds.
 
     Attributes:
@@ -42,37 +49,57 @@ class TableService:
         group: All ranks, for what the main thread exchanges.
     """
 
-    def __init__(self, run: RunContext, embeddings: Mapping[str, nn.Embedding], *, timeout_s: float) -> None:
+    def __init__(
+        self, run: RunContext, embeddings: Mapping[str, Embedding], options: ParameterServerConfig, *, timeout_s: float
+    ) -> None:
         self._run = run
         ranks = tuple(range(run.cluster.world_size))
         tier = run.cluster.tier_of(ranks).value
         group = make_group(ranks, rank=run.rank, label="tables", tier=tier, timeout_s=timeout_s)
         assert group is not None, "every rank is in it"
         self.group: RankGroup = group
+        self._processes: TableProcesses | None = None
+        if options.servers == "processes":
+            self._processes = TableProcesses(run, options, timeout_s=timeout_s, operation=self._operation)
         self.tables = ServedTables(
             embeddings,
             rank=run.rank,
             num_ranks=len(ranks),
-            make_shard=lambda values: Shard(
-                values, num_ranks=len(ranks), timeout_s=timeout_s, alarm=run.collectives.alarm
-            ),
+            make_shard=functools.partial(self._shard_of, options=options, timeout_s=timeout_s),
             operation=self._operation,
+            staleness=options.staleness,
+            outbox=lambda name, capacity: Outbox(
+                name, capacity=capacity, timeout_s=timeout_s, alarm=run.collectives.alarm
+            ),
+            max_pending=options.max_pending,
         )
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(destroy, [group])
+            on_failure.callback(self.tables.close)
             on_failure.callback(self.tables.release, None)
             self._server, self._client = self._meet(timeout_s, on_failure)
             on_failure.pop_all()
         self.tables.connect(self._client)
 
+    def hand_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Where tables are in processes of their own, have these optimizers' steps on them made there; once.
+
+        Args:
+            optimizers: The user's own, not what Lightning puts around them.
+        """
+        if self._processes is not None:
+            tables = self.tables
+            self._processes.hand_over(tables.by_parameter, optimizers, version=lambda: tables.version)
+
     def whole(self, served: ServedTable, local: Tensor, *, everywhere: bool = False) -> Tensor | None:
-        """A whole tensor of all ranks' rows; collective.
+        """A whole tensor of all ranks' rows, with all steps so far; collective.
 
         Args:
             served: How it is dealt.
             local: [rows of this rank, ...]: the table's values, or of something that is kept beside them.
             everywhere: Whether every rank wants it; else rank 0 does, and the others get ``None``.
         """
+        self.tables.drain()
         group = self.group
         takers = [rank for rank in range(group.size) if everywhere or rank == 0]
         takes = group.index in takers
@@ -97,7 +124,8 @@ class TableService:
         whole: dict[str, Tensor] = {}
         if not failed:
             for name, served in self.tables.tables.items():
-                table = self.whole(served, weights[served.number], everywhere=True)
+                local = served.own.read() if served.own.is_elsewhere else weights[served.number]
+                table = self.whole(served, local, everywhere=True)
                 assert table is not None, "every rank takes it"
                 whole[name] = table
         self.tables.release(None if failed else whole)
@@ -111,11 +139,27 @@ class TableService:
         """End the server, connections and the group. Safe to call twice."""
         self.abort("it was closed")
         self._client.close()
+        self.tables.close()
+        if self._processes is not None:
+            self._processes.close()
         self._server.close()
         destroy([self.group])
 
     def _operation(self, name: str) -> AbstractContextManager[None]:
         return self._run.collectives.operation(name, self.group)
+
+    def _shard_of(
+        self, values: Tensor, table: Table, number: int, *, options: ParameterServerConfig, timeout_s: float
+    ) -> Shard:
+        if self._processes is not None:
+            return self._processes.shard_of(values, table, number)
+        return Shard(
+            values,
+            num_ranks=self._run.cluster.world_size,
+            timeout_s=timeout_s,
+            alarm=self._run.collectives.alarm,
+            staleness=options.staleness,
+        )
 
     def _meet(self, timeout_s: float, on_failure: contextlib.ExitStack) -> tuple[RowServer, RowClient]:
         """Serve, say where, and connect to all others. Who reads the store of the run finds the secret."""
@@ -131,7 +175,14 @@ class TableService:
         store.wait(keys, run.collectives.deadline)
         places = [json.loads(said) for said in store.multi_get(keys)]
         addresses = [(str(host), int(port)) for host, port in places]
-        return server, RowClient(addresses, rank=run.rank, secret=secret, timeout_s=timeout_s)
+        open_client = functools.partial(RowClient, rank=run.rank, secret=secret, timeout_s=timeout_s)
+        if self._processes is None:
+            return server, open_client(addresses)
+        on_failure.callback(self._processes.close)
+        pulls = self._processes.open(served, store=store, secret=secret, address=address)
+        for weight in self.tables.by_parameter:
+            weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+        return server, open_client(pulls, pushes=addresses, alarm=run.collectives.alarm)
 
 
 def _agreed_secret(store: dist.Store, rank: int) -> bytes:
@@ -164,7 +215,7 @@ def open_tables(run: RunContext, module: nn.Module, sync: SyncConfig) -> TableSe
             f"{run.device.type}: write sync.sparse.exchange=rows"
         )
     with run.collectives.opening("opening the parameter server", run.world):
-        return TableService(run, embeddings, timeout_s=sync.timeout_s)
+        return TableService(run, embeddings, sync.parameter_server, timeout_s=sync.timeout_s)
 
 
 def describe_tables(service: TableService, sync: SyncConfig) -> str:

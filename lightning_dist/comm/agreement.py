@@ -105,16 +105,19 @@ class GroupVote:
 class DelayedVote:
     """Wishes that any rank may have, known to all at the same call, without waiting on the training path.
 
-    What a rank says in one call is read in the next, when it has long arrived.
+    What a rank says in one call is read in the next, when it has long arrived; or some calls later, so that ranks may
+    be as many calls apart.
 
     Args:
         agreement: How ranks hear each other; used by nothing else meanwhile, and closed with this. ``None`` for one
             rank, whose wishes are read at once.
+        delay: After how many calls a wish is read.
     """
 
-    def __init__(self, agreement: Agreement | None) -> None:
+    def __init__(self, agreement: Agreement | None, *, delay: int = 1) -> None:
         self._agreement = agreement
-        self._under_way: Exchange | None = None
+        self._delay = delay
+        self._under_way: deque[Exchange] = deque()
         self._lasting = 0
         self._once: deque[int] = deque()  # a signal handler may put something in at any moment
 
@@ -131,22 +134,21 @@ class DelayedVote:
             self._lasting |= number
 
     def cast(self) -> list[int]:
-        """Say this rank's wishes; the sum of those of each rank at the previous call, alike everywhere. Collective."""
+        """Say this rank's wishes; the sum of those of each rank ``delay`` calls ago, alike everywhere. Collective."""
         said = self._lasting
         while self._once:
             said |= self._once.popleft()
         if self._agreement is None:
             return [said]
-        previous = self._under_way.wait() if self._under_way is not None else []
-        self._under_way = self._agreement.start(said)
+        previous = self._under_way.popleft().wait() if len(self._under_way) == self._delay else []
+        self._under_way.append(self._agreement.start(said))
         return previous
 
     def close(self) -> None:
         """Wait for what is under way, so that nothing is left on the network, and release the group. Safe twice."""
-        under_way, self._under_way = self._under_way, None
         try:
-            if under_way is not None:
-                under_way.wait()
+            while self._under_way:
+                self._under_way.popleft().wait()
         except CollectiveError:  # a peer is gone; whoever waits for it says so
             pass
         finally:

@@ -22,6 +22,7 @@ from lightning_dist.config.parallel import (
     ParallelConfig,
     TensorConfig,
 )
+from lightning_dist.config.parameter_server import ParameterServerConfig
 from lightning_dist.config.pipeline import (
     LOSS_REDUCTIONS,
     PIPELINE_SCHEDULES,
@@ -66,6 +67,7 @@ __all__ = [
     "PARALLEL_PRESETS",
     "PIPELINE_SCHEDULES",
     "ParallelConfig",
+    "ParameterServerConfig",
     "PipelineConfig",
     "ProbeConfig",
     "RATES",

@@ -149,6 +149,17 @@ class DataParallelMode(Mode):
         """The step before is over, also one that was skipped."""
         self._publish()
 
+    def begin_training(self, trainer: pl.Trainer) -> None:
+        """Tables may look a batch ahead."""
+        if self._tables is not None:
+            self._tables.begin_training(trainer)
+
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's, with the rows at hand that it says it will need."""
+        if self._tables is not None:
+            self._tables.begin_step(self.module.trainer, args[0], is_last=not self._accumulates)
+        return call(*args, **kwargs)
+
     def end_training(self) -> None:
         """So is the last step."""
         self._publish()

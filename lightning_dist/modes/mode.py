@@ -87,6 +87,9 @@ class Mode:
         """Wrap again; collective."""
         raise NotImplementedError
 
+    def begin_training(self, trainer: pl.Trainer) -> None:
+        """A fit begins to train; its data are at hand."""
+
     def begin_batch(self, batch_idx: int) -> None:
         """A batch to train on comes.
 

@@ -16,13 +16,16 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_dist import build
 from lightning_dist.build import TableService
+from lightning_dist.config import SyncConfig
 from lightning_dist.errors import CombinationError
-from lightning_dist.gradsync.parameter_server import tables_to_serve
+from lightning_dist.gradsync.parameter_server import ServedTables, tables_to_serve
 from lightning_dist.gradsync.parameter_server.client import ServedTable
+from lightning_dist.gradsync.parameter_server.processes.remote import RemoteShard
+from lightning_dist.modes.look_ahead import look_ahead, next_batch, rows_of_batch
 from lightning_dist.modes.mode import Setting, unwrapped
 from lightning_dist.parallel.boxes import Spread, boxes_along
 from lightning_dist.parallel.full_tensors import FullTensors, without_memory
-from lightning_dist.parallel.held_state import HeldState, Stored, TensorToFill
+from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.state_hooks import StateHooks
 from lightning_dist.topology.layout import DATA_AXES, Layout
@@ -31,8 +34,9 @@ from lightning_dist.topology.layout import DATA_AXES, Layout
 class DealtTables:
     """The tables of a fit, from before the optimizers are made to :meth:`close`.
 
-    The sequence of calls, on every rank: :meth:`watch` with the optimizers; after each backward
-    :meth:`after_backward`; :meth:`publish` where a step is over; at last :meth:`release` and :meth:`close`.
+    The sequence of calls, on every rank: :meth:`watch` with the optimizers; :meth:`begin_training`; before each
+    training step :meth:`begin_step`, after each backward :meth:`after_backward`; :meth:`publish` where a step is over;
+    at last :meth:`release` and :meth:`close`.
 
     Args:
         setting: Of the mode.
@@ -59,12 +63,38 @@ class DealtTables:
 
     def watch(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Once an optimizer has made its step, other ranks may look at what it has made of this rank's rows."""
+        inner = [unwrapped(optimizer) for optimizer in optimizers]
+        self._service.tables.step_by(inner, prefetch=self._looks_ahead)
+        self._service.hand_over(inner)
 
         def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
             self._service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})
 
-        for optimizer in map(unwrapped, optimizers):
+        for optimizer in inner:
             self._step_hooks.append(optimizer.register_step_post_hook(publish))
+
+    @property
+    def _looks_ahead(self) -> bool:
+        return self._setting.sync.parameter_server.prefetch and rows_of_batch(self._module) is not None
+
+    def begin_training(self, trainer: pl.Trainer) -> None:
+        """Have the batch after the present one at hand, where its rows can be asked for."""
+        if self._looks_ahead:
+            look_ahead(trainer)
+
+    def begin_step(self, trainer: pl.Trainer, batch: Any, *, is_last: bool) -> None:
+        """Look up what the module says that it needs of a batch, and begin with the next one's.
+
+        Args:
+            trainer: Of the fit.
+            batch: The present one.
+            is_last: Whether a window of accumulated gradients ends with it.
+        """
+        rows_of = rows_of_batch(self._module)
+        if rows_of is not None:
+            following = next_batch(trainer) if self._looks_ahead else None
+            rows_ahead = None if following is None else rows_of(following.batch)
+            self._service.tables.begin_step(rows_of(batch), rows_ahead, is_last_of_window=is_last)
 
     def after_backward(self, *, is_last: bool) -> None:
         """Exchange gradients at the end of a window.
@@ -104,8 +134,11 @@ class DealtTables:
         return [state.optimizer_state_to_load(optimizer, whole) for optimizer, whole in pairs]
 
     def as_held(self) -> AbstractContextManager[None]:
-        """Inside, a state has this rank's rows."""
-        return nullcontext() if self._state is None else self._state.as_held()
+        """Inside, a state has this rank's rows, with all steps so far."""
+        if self._state is None:
+            return nullcontext()
+        self._service.tables.drain()
+        return self._state.as_held()
 
     def held_state(self, layout: Layout, full: FullTensors | None = None) -> HeldState:
         """Rows of tables, and all else as it is.
@@ -114,7 +147,7 @@ class DealtTables:
             layout: Which rank stands where.
             full: Of what is spread otherwise.
         """
-        return ServedHeld(self._module, layout, self._setting.run.rank, self.by_parameter, full=full)
+        return ServedHeld(self._module, layout, self._setting.run.rank, self._service.tables, full=full)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -156,16 +189,34 @@ def deal_tables(setting: Setting, module: nn.Module, trainer: pl.Trainer) -> Dea
     service = build.open_tables(setting.run, module, setting.sync)
     if service is None:
         return None
-    averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
-    if averaging:
+    why = _why_not(setting.sync, service, trainer)
+    if why is not None:
         service.release(failed=False)
         service.close()
-        raise CombinationError(
-            f"{averaging[0]} averages whole tables, and sync.sparse.exchange={setting.sync.sparse.exchange} deals them "
-            "to ranks: write sync.sparse.exchange=rows"
-        )
+        raise CombinationError(why)
     rank_zero_info(build.describe_tables(service, setting.sync))
     return DealtTables(setting, module, service)
+
+
+def _why_not(sync: SyncConfig, service: TableService, trainer: pl.Trainer) -> str | None:
+    """What of a fit needs whole tables, or their gradients before they are stepped."""
+    averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]  # type: ignore[attr-defined]
+    if averaging:
+        return (
+            f"{averaging[0]} averages whole tables, and sync.sparse.exchange={sync.sparse.exchange} deals them to "
+            "ranks: write sync.sparse.exchange=rows"
+        )
+    needs = {
+        f"gradient_clip_val={trainer.gradient_clip_val}": trainer.gradient_clip_val,
+        "precision=16-mixed": trainer.precision == "16-mixed",
+    }
+    asked = [said for said, is_asked in needs.items() if is_asked]
+    if service.tables.step_themselves and asked:
+        return (
+            f"{asked[0]} with sync.parameter_server.staleness={sync.parameter_server.staleness}: rows are stepped as "
+            "their gradients come, before those of all ranks are known; write sync.parameter_server.staleness=0"
+        )
+    return None
 
 
 class ServedState(StateHooks):
@@ -181,6 +232,9 @@ class ServedState(StateHooks):
         super().__init__(module)
         self._service = service
         self._rank = rank
+        self._loading: set[Tensor] = set()
+        for each in module.modules():
+            self._handles.append(each.register_load_state_dict_post_hook(self._send_loaded))
 
     def complete(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         """See :class:`~lightning_dist.parallel.state_hooks.StateHooks`."""
@@ -188,7 +242,16 @@ class ServedState(StateHooks):
         for name, parameter in module.named_parameters():
             value = state_dict.get(prefix + name)
             if parameter in served and isinstance(value, Tensor):
-                state_dict[prefix + name] = self._whole(served[parameter], value, everywhere=not self.on_cpu)
+                own = served[parameter].own
+                here = own.read() if own.is_elsewhere else value
+                state_dict[prefix + name] = self._whole(served[parameter], here, everywhere=not self.on_cpu)
+
+    def keep_as_held(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+        """Rows that are in a process of their own are read from there."""
+        served = self._service.tables.by_parameter
+        for name, parameter in module.named_parameters():
+            if parameter in served and served[parameter].own.is_elsewhere and prefix + name in state_dict:
+                state_dict[prefix + name] = served[parameter].own.read()
 
     def cut(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         """See :class:`~lightning_dist.parallel.state_hooks.StateHooks`."""
@@ -201,6 +264,20 @@ class ServedState(StateHooks):
                 and tuple(value.shape) == served[parameter].table.shape
             ):
                 state_dict[prefix + name] = self._cut(served[parameter], value)
+                if served[parameter].own.is_elsewhere:
+                    parameter.data = torch.empty_like(state_dict[prefix + name], dtype=parameter.dtype)
+                    self._loading.add(parameter)
+
+    def _send_loaded(self, module: nn.Module, incompatible: Any) -> None:
+        """What was loaded of rows that are in a process of their own goes there, and does not stay here."""
+        served = self._service.tables.by_parameter
+        for parameter in module.parameters(recurse=False):
+            if parameter in self._loading:
+                self._loading.discard(parameter)
+                own = served[parameter].own
+                assert isinstance(own, RemoteShard), "other shards are here"
+                own.write_values(parameter.data)
+                parameter.data = own.values
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state with whole tensors on rank 0, and without values on the others; collective."""
@@ -248,7 +325,7 @@ class ServedHeld(HeldState):
         module: The user's.
         layout: Which rank stands where.
         rank: This one.
-        tables: By what is left of the weight.
+        tables: Those of the module.
         full: Of what is spread otherwise.
     """
 
@@ -257,12 +334,20 @@ class ServedHeld(HeldState):
         module: nn.Module,
         layout: Layout,
         rank: int,
-        tables: Mapping[Tensor, ServedTable],
+        tables: ServedTables,
         *,
         full: FullTensors | None = None,
     ) -> None:
         super().__init__(module, layout, rank, full=full)
-        self._tables = tables
+        self._tables = tables.by_parameter
+        self._step_themselves = tables.step_themselves
+
+    def _held(
+        self, names: tuple[str, ...], owner: Tensor | None, value: Tensor, steady: tuple[Tensor, ...] = ()
+    ) -> HeldTensor:
+        if self._step_themselves and owner is not None and owner in self._tables:
+            steady = ()  # the next step may be made before the optimizer's
+        return super()._held(names, owner, value, steady)
 
     def _spread_of(self, owner: Tensor | None, value: Tensor) -> Spread:
         served = None if owner is None else self._tables.get(owner)

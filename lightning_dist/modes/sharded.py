@@ -26,10 +26,10 @@ from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
+from lightning_dist.parallel.shard_links import ShardLinks
 from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.used_shards import explaining_shards
-from lightning_dist.parallel.zero import ShardLinks
 
 
 class ShardedMode(Mode):
@@ -175,6 +175,17 @@ class ShardedMode(Mode):
     def begin_batch(self, batch_idx: int) -> None:
         """The step before is over, also one that was skipped."""
         self._publish()
+
+    def begin_training(self, trainer: pl.Trainer) -> None:
+        """Tables may look a batch ahead."""
+        if self._tables is not None:
+            self._tables.begin_training(trainer)
+
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's, with the rows at hand that it says it will need."""
+        if self._tables is not None:
+            self._tables.begin_step(self.module.trainer, args[0], is_last=not self._accumulates)
+        return call(*args, **kwargs)
 
     def end_training(self) -> None:
         """So is the last step."""

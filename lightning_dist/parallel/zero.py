@@ -7,10 +7,7 @@ training", 2023.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -18,18 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from lightning_dist.comm.agreement import Agreement, GroupVote
-from lightning_dist.comm.codecs import Codec
-from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.feedback import Feedback
-from lightning_dist.comm.groups import broadcast_from_first, destroy
-from lightning_dist.comm.hierarchical import HierarchicalAllReduce
-from lightning_dist.comm.row_blocks import RowAverage
-from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.comm.collectives import RankGroup
+from lightning_dist.comm.groups import broadcast_from_first
 from lightning_dist.config import ParallelConfig
-from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.errors import ConfigError
+from lightning_dist.parallel.beside_shards import BesideShards, beside_shards
 from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
 from lightning_dist.parallel.children import Owners, child_owners
 from lightning_dist.parallel.fsdp_groups import (
@@ -46,13 +37,13 @@ from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.replicated import ReplicatedGradients
-from lightning_dist.parallel.row_gradients import RowGradients, TablesBeside, sparse_embeddings
+from lightning_dist.parallel.row_gradients import TablesBeside, sparse_embeddings
 from lightning_dist.parallel.row_sums import RowSums
+from lightning_dist.parallel.shard_links import ShardLinks
 from lightning_dist.parallel.shard_tensors import ShardTensors
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
 from lightning_dist.parallel.tensor.model import TensorParallel
 from lightning_dist.parallel.unsharding import undo_sharding
-from lightning_dist.topology.layout import Layout
 
 POLICIES: dict[str, ShardPolicy] = {
     "zero1": ShardPolicy(keeps_parameters=True, sums_each_micro_step=False),
@@ -61,70 +52,6 @@ POLICIES: dict[str, ShardPolicy] = {
     "hsdp": ShardPolicy(keeps_parameters=False, sums_each_micro_step=True, replicates=True),
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class ShardLinks:
-    """What shards travel over.
-
-    Attributes:
-        layout: Which rank stands where.
-        axes: Of the layout, over which shards are spread.
-        mesh: [shards], this rank's group of shards.
-        scatter: Lanes over the same ranks.
-        secondary: [hosts, ranks a host]: where parameters are kept between forward and backward; ``None``: nowhere.
-        secondary_scatter: Lanes over the ranks of the host.
-        across: Sums shards over replicas; ``None`` where there is one replica.
-        world: All ranks that hold the model, or the same stages of it; for parameters that are whole on each.
-        collectives: The seam.
-        vote: How ranks learn what any of them used.
-        operation: Opens the seam around an operation of the default process group.
-        groups: Process groups to release at the end.
-        brings_values: Whether values are still to be made alike on all ranks, rank 0's.
-        gathers: How parameters travel where they leave a host; ``None``: as they are.
-        rows: Averages rows of matrices over hosts in another way than value by value; ``None``: nobody does.
-        in_host: Lanes over the ranks of this host, for that.
-    """
-
-    layout: Layout
-    axes: frozenset[str]
-    mesh: DeviceMesh
-    scatter: HierarchicalScatter
-    secondary: DeviceMesh | None
-    secondary_scatter: HierarchicalScatter | None
-    across: HierarchicalAllReduce | None
-    world: RankGroup
-    collectives: Collectives
-    vote: Agreement | GroupVote
-    operation: Callable[[str], AbstractContextManager[None]]
-    groups: Sequence[RankGroup]
-    brings_values: bool = True
-    gathers: Codec | None = None
-    rows: RowAverage | None = None
-    in_host: HierarchicalScatter | None = None
-
-    @property
-    def feedback(self) -> Feedback | None:
-        """What is owed of gradients; ``None``: nothing is lost of them."""
-        return self.scatter.feedback if self.rows is None else self.rows.feedback
-
-    @property
-    def shards(self) -> RankGroup:
-        """The ranks that share the shards."""
-        members = self.scatter.members
-        return RankGroup(members, self.scatter.index, self.mesh.get_group(), "shards", self.world.tier)
-
-    def close(self) -> None:
-        """End lanes and groups. Safe to call twice."""
-        for part in (self.rows, self.in_host, self.across, self.scatter, self.secondary_scatter, self.vote):
-            if part is not None:
-                part.close()
-        destroy(self.groups)
-        # DTensor's caches keep meshes, and take a later mesh of the same ranks for the one they know (torch 2.13).
-        _clear_sharding_prop_cache()
-        for mesh in (self.mesh, self.secondary):
-            if mesh is not None:
-                mesh._pg_registry.clear()
 
 
 def shard(
@@ -184,7 +111,7 @@ def shard(
     by_schedule, elsewhere = owners is not None, owners.elsewhere if owners is not None else frozenset()
     if by_child and owners is None:
         owners = child_owners(module)
-    beside = _beside(sharded, config, tables, owners)
+    beside = beside_shards(sharded, config, tables, owners)
     if owners is not None:
         blocks = owners.inside(blocks) if by_schedule else blocks
         rest = [owner for owner in owners.modules if owner not in blocks]
@@ -203,40 +130,6 @@ def shard(
     full = ShardTensors(sharded, links.scatter, split, axes=links.axes)
     sharded.complete(reduction=reduction, full=full, originals=originals, was_whole=not was_meta)
     return sharded
-
-
-@dataclass(frozen=True)
-class _Beside:
-    """Parameters that are not sharded, by name.
-
-    Attributes:
-        averaged: Whole on each rank, with dense gradients.
-        by_rows: Whole on each rank, with sparse gradients, and who averages them.
-        dealt: Of which this rank has rows; somebody else's.
-    """
-
-    averaged: Mapping[str, nn.Parameter]
-    by_rows: RowGradients | None
-    dealt: Mapping[str, nn.Parameter]
-
-    @functools.cached_property
-    def parameters(self) -> set[nn.Parameter]:
-        """All of them."""
-        rows = () if self.by_rows is None else self.by_rows.tables
-        return {*self.averaged.values(), *rows, *self.dealt.values()}
-
-
-def _beside(module: nn.Module, config: ParallelConfig, tables: TablesBeside | None, owners: Owners | None) -> _Beside:
-    named = dict(module.named_parameters())
-    by_rows = {} if tables is None else tables.whole(module)
-    dealt = {} if tables is None else {name: p for name, p in named.items() if p in tables.dealt}
-    rest = {name: p for name, p in named.items() if name not in by_rows and name not in dealt}
-    averaged = unshardable(rest)
-    _refuse_split(averaged, config)
-    if owners is not None:
-        averaged |= {name: p for name, p in rest.items() if p in owners.whole}
-        averaged = {name: p for name, p in averaged.items() if p not in owners.elsewhere}
-    return _Beside(averaged, None if tables is None else RowGradients(by_rows, tables.start), dealt)
 
 
 def _materialize_tables(module: nn.Module, device: torch.device, seed: int) -> None:
@@ -258,15 +151,6 @@ def _refuse_unusable(module: nn.Module) -> None:
         )
 
 
-def _refuse_split(kept_whole: Mapping[str, nn.Parameter], config: ParallelConfig) -> None:
-    """Refuse parameters that are to stay whole on each rank, and are split over ranks."""
-    if wrong := [name for name, p in kept_whole.items() if isinstance(p, DTensor)]:
-        raise CombinationError(
-            f"{wrong[0].removeprefix('module.')} is split over ranks and of another type than most parameters, which "
-            f"parallel.mode={config.mode} does not take; write 'replicate' for its layer in parallel.tensor.plan"
-        )
-
-
 def policy_of(config: ParallelConfig) -> ShardPolicy:
     """The policy of a mode; conditional use of modules needs all parameters gathered in one order."""
     policy = POLICIES[config.mode]
@@ -275,23 +159,11 @@ def policy_of(config: ParallelConfig) -> ShardPolicy:
     return policy
 
 
-def unshardable(named: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Of some parameters those that FSDP2 does not take: of one value, of none, or of a type few others have.
-
-    A group of FSDP2 sums its gradients in one tensor, so its parameters must be of one type.
-    """
-    sizes: dict[torch.dtype, int] = {}
-    for parameter in named.values():
-        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-    common = max(sizes, key=lambda dtype: sizes[dtype], default=None)
-    return {name: p for name, p in named.items() if p.dim() == 0 or not p.numel() or p.dtype != common}
-
-
 def _apply(
     sharded: Sharded,
     blocks: Sequence[nn.Module],
     rest: Sequence[nn.Module],
-    beside: _Beside,
+    beside: BesideShards,
     config: ParallelConfig,
     links: ShardLinks,
     *,
@@ -330,7 +202,7 @@ def _apply(
 
 
 def _align(
-    target: nn.Module, others: Sequence[nn.Module], beside: _Beside, links: ShardLinks, device: torch.device
+    target: nn.Module, others: Sequence[nn.Module], beside: BesideShards, links: ShardLinks, device: torch.device
 ) -> None:
     """Move what is about to be sharded to the device, with rank 0's values, as DDP does with a whole model."""
     done = {id(tensor) for other in others for tensor in (*other.parameters(), *other.buffers())}
@@ -348,7 +220,7 @@ def _connect(
     sharded: Sharded,
     config: ParallelConfig,
     links: ShardLinks,
-    beside: _Beside,
+    beside: BesideShards,
     *,
     by_schedule: bool,
 ) -> GradientReduction:

@@ -13,7 +13,7 @@ import torch
 
 from lightning_dist import wire
 from lightning_dist.errors import CollectiveTimeoutError, PeerLostError
-from lightning_dist.gradsync.parameter_server.client import RowClient, ServedTable
+from lightning_dist.gradsync.parameter_server.client import RowClient, ServedTable, Wanted
 from lightning_dist.gradsync.parameter_server.placement import Placement
 from lightning_dist.gradsync.parameter_server.requests import RowRequests
 from lightning_dist.gradsync.parameter_server.server import ROLES, RowServer, listening
@@ -57,6 +57,11 @@ def cluster(shards: list[Shard]) -> Iterator[tuple[list[RowClient], list[ServedT
         yield clients, [ServedTable(0, TABLE, placement, shard) for shard in shards]
 
 
+def pulled(client: RowClient, served: ServedTable, rows: torch.Tensor, *, version: int | None) -> torch.Tensor:
+    (values,) = client.pull([Wanted(served, rows)], version=version)
+    return values
+
+
 def on_all_ranks(run: Callable[[int], object]) -> list[object]:
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(run, range(RANKS)))
@@ -66,8 +71,8 @@ def test_rows_are_looked_up_wherever_they_are() -> None:
     rows = torch.tensor([0, 1, 2, 7, 150, 299])
     with cluster([shard_of(rank) for rank in range(RANKS)]) as (clients, tables):
         for client, served in zip(clients, tables, strict=True):
-            assert torch.equal(client.pull(served, rows, version=0), WHOLE[rows])
-            assert client.pull(served, rows[:0], version=0).shape == (0, 2)
+            assert torch.equal(pulled(client, served, rows, version=0), WHOLE[rows])
+            assert pulled(client, served, rows[:0], version=0).shape == (0, 2)
 
 
 def test_a_step_takes_the_gradients_of_all_ranks_and_the_next_look_up_sees_it() -> None:
@@ -82,12 +87,12 @@ def test_a_step_takes_the_gradients_of_all_ranks_and_the_next_look_up_sees_it() 
         def train(rank: int) -> torch.Tensor:
             client, served = clients[rank], tables[rank]
             for step in range(2):
-                client.pull(served, torch.tensor([200]), version=step)
-                client.push(served, gradients(rank, step))
+                pulled(client, served, torch.tensor([200]), version=step)
+                client.push([(served, gradients(rank, step), {})], step=step)
                 total = served.own.collect()
                 served.own.values[total.indices] += total.values
                 served.own.publish(step + 1)
-            return client.pull(served, torch.arange(NUM_ROWS), version=2)
+            return pulled(client, served, torch.arange(NUM_ROWS), version=2)
 
         expected = WHOLE.clone()
         for step in range(2):
@@ -126,7 +131,7 @@ def test_a_server_that_gives_up_says_so_to_who_asked() -> None:
     with cluster(shards) as (clients, tables):
         of_rank_1 = Placement.of(NUM_ROWS, RANKS).rows_of(1)[:1]
         with pytest.raises(PeerLostError, match=r"the parameter server of rank 1 says: waited 0.2 s"):
-            clients[0].pull(tables[0], of_rank_1, version=7)
+            pulled(clients[0], tables[0], of_rank_1, version=7)
 
 
 def test_a_server_that_is_gone_is_an_error_of_the_connection() -> None:
@@ -137,7 +142,7 @@ def test_a_server_that_is_gone_is_an_error_of_the_connection() -> None:
         opened[1].close()
         served = ServedTable(0, TABLE, Placement.of(NUM_ROWS, RANKS), shards[0])
         with pytest.raises(OSError, match=r"closed the connection|reset|Broken pipe"):
-            client.pull(served, torch.arange(NUM_ROWS), version=0)
+            pulled(client, served, torch.arange(NUM_ROWS), version=0)
         client.close()
         client.close()
 
@@ -153,10 +158,13 @@ def test_who_does_not_know_the_secret_learns_nothing() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"op": "drop", "table": 0, "rows": 0},
-        {"op": "pull", "table": 9, "rows": 0, "version": 0},
-        {"op": "pull", "table": 0, "rows": NUM_ROWS + 1, "version": 0},
-        {"op": "pull", "table": 0, "rows": -1, "version": 0},
+        {"op": "drop", "parts": []},
+        {"op": "pull", "parts": [[9, 0]], "version": 0},
+        {"op": "pull", "parts": [[-1, 0]], "version": 0},
+        {"op": "pull", "parts": [[0, 0], [0, 0]], "version": 0},
+        {"op": "pull", "parts": [[0, NUM_ROWS + 1]], "version": 0},
+        {"op": "pull", "parts": [[0, -1]], "version": 0},
+        {"op": "push", "parts": [[0, 0]], "rank": 9, "step": 0, "options": [{}]},
         {"op": "push"},
     ],
     ids=str,
@@ -168,4 +176,4 @@ def test_what_is_no_request_ends_its_connection_and_no_other(asked: dict[str, ob
             wire.prove(stranger, SECRET, ROLES, is_server=False)
             wire.send(stranger, asked)
             assert stranger.recv(1) == b""
-        assert torch.equal(clients[1].pull(tables[1], torch.arange(NUM_ROWS), version=0), WHOLE)
+        assert torch.equal(pulled(clients[1], tables[1], torch.arange(NUM_ROWS), version=0), WHOLE)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lightning_dist.errors import ConfigError
+from lightning_dist.parallel.beside_shards import unshardable
 from lightning_dist.parallel.materialize import is_on_meta, materialize
-from lightning_dist.parallel.zero import unshardable
 
 CPU = torch.device("cpu")
 
