@@ -84,12 +84,8 @@ class ShardedMode(Mode):
         if setting.ddp_arguments:
             names, mode = ", ".join(setting.ddp_arguments), setting.parallel.mode
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
-<<<<<<< HEAD
         self._open_tables(trainer)
-        self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync, self._tensor)
-=======
         self._links = self._open_links()
->>>>>>> main
         refuse_scaled_products(trainer, self._links.feedback)
         self._model = self._sharded(self.module, self._links)
         self._averages = [self._sharded(average, self._links) for average in _averages_of(trainer)]
@@ -97,7 +93,6 @@ class ShardedMode(Mode):
         setting.announce(self._described(self._model, self._links))
         return self._model
 
-<<<<<<< HEAD
     def _open_tables(self, trainer: pl.Trainer) -> None:
         """What has sparse gradients is not sharded."""
         setting, module = self.setting, self.module
@@ -106,12 +101,11 @@ class ShardedMode(Mode):
         self._row_links = build.open_row_links(
             setting.run, module, sync=setting.sync, announce=rank_zero_info, service=service
         )
-=======
+
     def _open_links(self) -> ShardLinks:
         """What shards travel over."""
         setting = self.setting
         return build.open_shard_links(setting.run, setting.parallel, setting.sync, self._tensor)
->>>>>>> main
 
     def _sharded(self, module: nn.Module, links: ShardLinks) -> Sharded:
         return build.shard_model(

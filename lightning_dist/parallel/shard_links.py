@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from lightning_dist.comm.agreement import Agreement, GroupVote
+from lightning_dist.comm.agreement import Agreement, GroupVote, PartingVote
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.feedback import Feedback
@@ -17,6 +17,7 @@ from lightning_dist.comm.groups import destroy
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.row_blocks import RowAverage
 from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.topology.layout import Layout
 
 
@@ -39,6 +40,7 @@ class ShardLinks:
         groups: Process groups to release at the end.
         brings_values: Whether values are still to be made alike on all ranks, rank 0's.
         gathers: How parameters travel where they leave a host; ``None``: as they are.
+        inside: The ranks that train together once others train apart; ``None``: all do.
         rows: Averages rows of matrices over hosts in another way than value by value; ``None``: nobody does.
         in_host: Lanes over the ranks of this host, for that.
     """
@@ -52,11 +54,12 @@ class ShardLinks:
     across: HierarchicalAllReduce | None
     world: RankGroup
     collectives: Collectives
-    vote: Agreement | GroupVote
+    vote: Agreement | GroupVote | PartingVote
     operation: Callable[[str], AbstractContextManager[None]]
     groups: Sequence[RankGroup]
     brings_values: bool = True
     gathers: Codec | None = None
+    inside: RankGroup | None = None
     rows: RowAverage | None = None
     in_host: HierarchicalScatter | None = None
 
@@ -70,6 +73,13 @@ class ShardLinks:
         """The ranks that share the shards."""
         members = self.scatter.members
         return RankGroup(members, self.scatter.index, self.mesh.get_group(), "shards", self.world.tier)
+
+    def part(self, model: Sharded) -> None:
+        """Replicas of a model train apart from now on."""
+        if self.inside is not None:
+            model.part(self.inside)
+        if isinstance(self.vote, PartingVote):
+            self.vote.part()
 
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""
