@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks import checkpoint, codecs, memory, meta_build, monitor, pipeline, recompute, resume, sparse, step_time
+from benchmarks.compression import command as compression
 from benchmarks.data import command as data
 from benchmarks.elastic import command as elastic
 from benchmarks.ending import clean_up_when_terminated
@@ -23,6 +24,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "elastic": elastic.main,
     "sparse": sparse.main,
     "codecs": codecs.main,
+    "compression": compression.main,
 }
 
 
@@ -32,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
         if argv[0] not in BENCHMARKS:
             sys.exit(f"{argv[0]} is no benchmark; there are: {', '.join(BENCHMARKS)}")
         return BENCHMARKS[argv[0]](argv[1:])
-    every = {name: ["--all"] if name == "step_time" else [] for name in BENCHMARKS}
+    default = {"step_time": ["--all"], "compression": ["time"]}
+    every = {name: default.get(name, []) for name in BENCHMARKS}
     return next((status for name, given in every.items() if (status := BENCHMARKS[name](given))), 0)
 
 

@@ -22,7 +22,13 @@ from lightning_dist.errors import CombinationError
 _GATHERING = ("zero1", "zero2", "zero3")
 _LOSSY = ("int8", "onebit", "topk", "powersgd")
 _BIASED = ("int8", "nearest")
-_OF_CODECS = {"rounding": ("int8",), "ratio": ("topk",), "error_feedback": _LOSSY, "warmup_steps": _LOSSY}
+_OF_CODECS = {
+    "rounding": ("int8",),
+    "ratio": ("topk",),
+    "momentum_correction": ("topk",),
+    "error_feedback": _LOSSY,
+    "warmup_steps": _LOSSY,
+}
 _IN_PLACE = ("ddp", "zero1", "zero2", "zero3")
 
 

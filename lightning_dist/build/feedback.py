@@ -43,23 +43,36 @@ def low_rank_feedback_of(run: RunContext, sync: SyncConfig, *, mode: str = "ddp"
 def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | None:
     """The accounts of this rank; ``None`` where nothing is lost, or so little that it need not be kept.
 
+    Where these options lose nothing because nothing crosses, as on one host, accounts stay empty, but what a run on
+    several hosts has left owed is taken over and applied.
+
     Args:
         run: For the cluster.
         sync: Codec and options.
         mode: What becomes of the model, which says what gradients are made of.
     """
-    codec = codec_of(sync)
-    if codec is None or not codec.wants_feedback or (run.cluster.num_hosts == 1 and not sync.everywhere):
+    codec, crosses = codec_of(sync), run.cluster.num_hosts > 1
+    is_low_rank = sync.algorithm == "powersgd"
+    if (is_low_rank and crosses) or not (is_low_rank or (codec is not None and codec.wants_feedback)):
         return None
+    momentum = sync.momentum_correction if sync.codec == "topk" else 0.0
     layout = {
         "mode": mode,
         "hosts": _numbered_hosts(run),
         "algorithm": sync.algorithm,
-        "codec": codec.name,
+        "codec": "same" if codec is None else codec.name,
         "everywhere": sync.everywhere,
         "bytes": [sync.bucket_bytes, sync.chunk_bytes],
+        "momentum": momentum,
     }
-    return Feedback(layout=json.dumps(layout), rank=run.rank, warmup_steps=sync.warmup_steps, keeps=sync.error_feedback)
+    return Feedback(
+        layout=json.dumps(layout),
+        rank=run.rank,
+        warmup_steps=sync.warmup_steps,
+        keeps=sync.error_feedback,
+        loses=crosses or (sync.everywhere and run.cluster.world_size > 1),
+        momentum=momentum,
+    )
 
 
 def _numbered_hosts(run: RunContext) -> list[int]:

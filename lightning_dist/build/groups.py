@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_dist.build.feedback import feedback_of
 from lightning_dist.build.run import RunContext
-from lightning_dist.comm.codecs import codec_of
+from lightning_dist.comm.codecs import chunk_bytes_of, codec_of
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import make_group
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
@@ -59,6 +59,7 @@ class GroupMaker:
             store=run.own_store(purpose),
             timeout_s=self._sync.timeout_s,
             chunk_bytes=self._sync.chunk_bytes,
+            encoded_chunk_bytes=chunk_bytes_of(self._sync, messages=len(parts[0])),
             parts=parts,
             codec=self._codec,
             everywhere=self._sync.everywhere,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_dist.build.run import RunContext
+from lightning_dist.build.server_processes import TableProcesses
 from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.groups import destroy, make_group
 from lightning_dist.config import ParameterServerConfig, SyncConfig
@@ -26,6 +29,7 @@ from lightning_dist.gradsync.parameter_server.outbox import Outbox
 from lightning_dist.gradsync.parameter_server.requests import RowRequests
 from lightning_dist.gradsync.parameter_server.server import RowServer, listening
 from lightning_dist.gradsync.parameter_server.shard import Shard
+from lightning_dist.gradsync.sparse.rows import Table
 from lightning_dist.topology.addresses import own_address
 
 _SECRET_BYTES = 32
@@ -54,17 +58,14 @@ class TableService:
         group = make_group(ranks, rank=run.rank, label="tables", tier=tier, timeout_s=timeout_s)
         assert group is not None, "every rank is in it"
         self.group: RankGroup = group
+        self._processes: TableProcesses | None = None
+        if options.servers == "processes":
+            self._processes = TableProcesses(run, options, timeout_s=timeout_s, operation=self._operation)
         self.tables = ServedTables(
             embeddings,
             rank=run.rank,
             num_ranks=len(ranks),
-            make_shard=lambda values: Shard(
-                values,
-                num_ranks=len(ranks),
-                timeout_s=timeout_s,
-                alarm=run.collectives.alarm,
-                staleness=options.staleness,
-            ),
+            make_shard=functools.partial(self._shard_of, options=options, timeout_s=timeout_s),
             operation=self._operation,
             staleness=options.staleness,
             outbox=lambda name, capacity: Outbox(
@@ -79,6 +80,16 @@ class TableService:
             self._server, self._client = self._meet(timeout_s, on_failure)
             on_failure.pop_all()
         self.tables.connect(self._client)
+
+    def hand_over(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Where tables are in processes of their own, have these optimizers' steps on them made there; once.
+
+        Args:
+            optimizers: The user's own, not what Lightning puts around them.
+        """
+        if self._processes is not None:
+            tables = self.tables
+            self._processes.hand_over(tables.by_parameter, optimizers, version=lambda: tables.version)
 
     def whole(self, served: ServedTable, local: Tensor, *, everywhere: bool = False) -> Tensor | None:
         """A whole tensor of all ranks' rows, with all steps so far; collective.
@@ -113,7 +124,8 @@ class TableService:
         whole: dict[str, Tensor] = {}
         if not failed:
             for name, served in self.tables.tables.items():
-                table = self.whole(served, weights[served.number], everywhere=True)
+                local = served.own.read() if served.own.is_elsewhere else weights[served.number]
+                table = self.whole(served, local, everywhere=True)
                 assert table is not None, "every rank takes it"
                 whole[name] = table
         self.tables.release(None if failed else whole)
@@ -128,11 +140,26 @@ class TableService:
         self.abort("it was closed")
         self._client.close()
         self.tables.close()
+        if self._processes is not None:
+            self._processes.close()
         self._server.close()
         destroy([self.group])
 
     def _operation(self, name: str) -> AbstractContextManager[None]:
         return self._run.collectives.operation(name, self.group)
+
+    def _shard_of(
+        self, values: Tensor, table: Table, number: int, *, options: ParameterServerConfig, timeout_s: float
+    ) -> Shard:
+        if self._processes is not None:
+            return self._processes.shard_of(values, table, number)
+        return Shard(
+            values,
+            num_ranks=self._run.cluster.world_size,
+            timeout_s=timeout_s,
+            alarm=self._run.collectives.alarm,
+            staleness=options.staleness,
+        )
 
     def _meet(self, timeout_s: float, on_failure: contextlib.ExitStack) -> tuple[RowServer, RowClient]:
         """Serve, say where, and connect to all others. Who reads the store of the run finds the secret."""
@@ -148,7 +175,14 @@ class TableService:
         store.wait(keys, run.collectives.deadline)
         places = [json.loads(said) for said in store.multi_get(keys)]
         addresses = [(str(host), int(port)) for host, port in places]
-        return server, RowClient(addresses, rank=run.rank, secret=secret, timeout_s=timeout_s)
+        open_client = functools.partial(RowClient, rank=run.rank, secret=secret, timeout_s=timeout_s)
+        if self._processes is None:
+            return server, open_client(addresses)
+        on_failure.callback(self._processes.close)
+        pulls = self._processes.open(served, store=store, secret=secret, address=address)
+        for weight in self.tables.by_parameter:
+            weight.data = weight.data.new_empty((0, *weight.shape[1:]))
+        return server, open_client(pulls, pushes=addresses, alarm=run.collectives.alarm)
 
 
 def _agreed_secret(store: dist.Store, rank: int) -> bytes:

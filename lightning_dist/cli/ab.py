@@ -65,6 +65,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where runs and the report are kept; with several hosts, one that all share (default: outputs/ab/ and a "
         "name made of the arms)",
     )
+    parser.add_argument(
+        "--a-from",
+        type=Path,
+        metavar="FOLDER",
+        help="take the runs of a from another experiment that differs in --b only, where it has them",
+    )
     parser.add_argument("--fresh", action="store_true", help="forget the runs that are done")
     parser.add_argument("--run-minutes", type=float, metavar="M", help="end a run that takes longer")
     parser.add_argument(
@@ -95,6 +101,9 @@ def _run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=arguments.json) if sys.stdout.isatty() else Console(width=140, stderr=arguments.json)
     with Store(folder, experiment) as store, _ending_on_sigterm():
         console.print(f"runs are kept in {folder}; the same command goes on there", highlight=False, markup=False)
+        if arguments.a_from is not None:
+            taken = store.take([RunName("a", seed) for seed in range(arguments.seeds)], arguments.a_from)
+            console.print(f"{len(taken)} runs of a are taken from {arguments.a_from}", highlight=False, markup=False)
         try:
             outcomes = _perform(experiment, arguments, store, console)
         except KeyboardInterrupt:
@@ -135,6 +144,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Experiment, Margin]:
     if arguments.run_minutes is not None:
         check_positive("--run-minutes", arguments.run_minutes, example="30")
     check_local("--output", arguments.output)
+    check_local("--a-from", arguments.a_from)
     if CURVE_VARIABLE in os.environ:
         raise ConfigError("this is a run of another hierdist ab; put one around the whole command")
     if shutil.which(words[0]) is None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from lightning_dist.comm.account import SUM, Place
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.codecs.dither import seed_of
-from lightning_dist.comm.feedback import Place
 from lightning_dist.comm.legs import Chunk, part_bounds
 
 
@@ -39,10 +39,17 @@ class ChunkCodec:
     def encode(self, rows: torch.Tensor, chunk: Chunk, place: Place) -> torch.Tensor:
         """[rows, m] of [rows, n]; bytes, or the values themselves."""
         if self.is_exact(chunk):
-            return rows.to(chunk.data.dtype)
+            return self.own(rows, chunk, place) if place.kind != SUM else rows.to(chunk.data.dtype)
         if chunk.account is not None:
             return chunk.account.encode(self._codec, rows, place)
         return self._codec.encode(rows.float(), seed=seed_of(chunk.sequence, place.starts[0]))
+
+    def own(self, rows: torch.Tensor, chunk: Chunk, place: Place) -> torch.Tensor:
+        """Rows that are not encoded, as they go into a sum: with their momentum, if there is any."""
+        account = chunk.account
+        if account is None or account.momentum == 0 or not rows.dtype.is_floating_point:
+            return rows
+        return account.accelerated(rows, place).to(rows.dtype)
 
     def decode(self, rows: torch.Tensor, chunk: Chunk, length: int) -> torch.Tensor:
         """[rows, length] of what has crossed."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from lightning_dist.comm.account import OWN, SUM
 from lightning_dist.comm.chunk_codec import ChunkCodec, even_pieces, place_of, without
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.codecs.codec import store
@@ -86,10 +87,11 @@ class EncodedLeg:
         self._collectives.start_exchange(sends, receives, group, "reduce_scatter").wait(leg="cross", **chunk.attributes)
         total = torch.empty_like(own, dtype=torch.float32 if own.dtype.is_floating_point else own.dtype)
         terms = [term.to(total.dtype) for term in self._codec.decode(incoming, chunk, columns)]
+        own = self._codec.own(own.unsqueeze(0), chunk, place_of(OWN, chunk, columns, [group.index], before))[0]
         terms.insert(group.index, own.to(total.dtype))
         sum_in_order(terms, total, maximum=chunk.maximum, scale=chunk.scale if scales_here else None)
         after = 1.0 if chunk.scale is None else 1 / chunk.scale
-        place = place_of("sum", chunk, columns, [group.index], after)
+        place = place_of(SUM, chunk, columns, [group.index], after)
         chunk.encoded = self._codec.encode(total.unsqueeze(0), chunk, place)
 
     def _gather(self, chunk: Chunk) -> None:

@@ -13,119 +13,28 @@ Note [What is owed, wherever it lies]
 
     They are filed in units of the mean gradient. An element of a tensor is ``weight`` of them, and an element of a
     residue is ``unit`` elements of the tensor.
+
+Note [Velocities move, too]
+    With momentum (Note [Momentum before encoding] in :mod:`~lightning_dist.comm.account`) a velocity ``u`` is worth
+    ``momentum * u`` of the next gradient, which is filed likewise. What is owed must not come under momentum once more.
+    So a tensor that is laid out anew crosses once as it is: its gradient, what velocities are worth, and what is owed.
+    That is what momentum would have sent, had it sent all; and of the first two, times ``momentum``, the next gradient
+    is made. Whether a tensor is new is the same on all ranks.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from lightning_dist.comm.codecs import Codec
-from lightning_dist.comm.codecs.dither import seed_of
+from lightning_dist.comm.account import Account, Origin, Place, Span, account_of
 
+__all__ = ["Account", "Feedback", "Origin", "Place", "Span"]
 
-class Span(NamedTuple):
-    """Successive elements of a tensor, and which of a parameter's they are.
-
-    Attributes:
-        name: The parameter's; ``None``: of none, such as padding, or of one that cannot be told.
-        low: Of the first, in the parameter's flat order.
-        length: How many.
-    """
-
-    name: str | None
-    low: int
-    length: int
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What a tensor of gradients is made of.
-
-    Attributes:
-        key: The same each time the tensor comes, and no other's.
-        spans: Its elements, in order.
-        weight: What an element counts in the model's mean gradient, e.g. 1 / number of ranks.
-    """
-
-    key: str
-    spans: tuple[Span, ...]
-    weight: float
-
-
-class Place(NamedTuple):
-    """Rows of a tensor's elements that are encoded together.
-
-    Attributes:
-        kind: ``part`` of what a rank sends between hosts, ``sum`` of what an owner encodes; another name at each other
-            leg.
-        starts: Of each row: its first element.
-        end: Elements from here on are padding.
-        unit: Elements of the tensor that one element of a row is worth.
-    """
-
-    kind: str
-    starts: tuple[int, ...]
-    end: int
-    unit: float
-
-
-@dataclass
-class Account:
-    """What is owed of one tensor. Used by one lane at a time.
-
-    Attributes:
-        origin: What it is made of.
-        window: How many times gradients have been synchronised before.
-        is_exact: Whether values cross as they are this time.
-        keeps: Whether what is lost is kept.
-        rank: Of this process.
-        residues: By kind and first element of a place.
-    """
-
-    origin: Origin
-    window: int = 0
-    is_exact: bool = False
-    keeps: bool = True
-    rank: int = 0
-    residues: dict[tuple[str, int], tuple[Place, torch.Tensor]] = field(default_factory=dict)
-
-    def encode(self, codec: Codec, rows: torch.Tensor, place: Place) -> torch.Tensor:
-        """Encode rows and what is owed of them; what is lost is owed from now on.
-
-        A row that is not finite is sent as such, and nothing is owed of it afterwards.
-
-        Args:
-            codec: How.
-            rows: [rows, n], floating; not changed.
-            place: Where they are.
-
-        Returns:
-            [rows, bytes] uint8.
-        """
-        values = rows.float()
-        slot = (place.kind, place.starts[0])
-        if slot in self.residues:
-            values = values + self.residues[slot][1]
-        name = zlib.crc32(f"{place.kind} {self.origin.key}".encode())
-        seed = seed_of(self.window, name, place.starts[0], self.rank)
-        encoded = codec.encode(values, seed=seed)
-        if self.keeps:
-            lost = (values - codec.decode(encoded, values.shape[1])).nan_to_num_(0.0, 0.0, 0.0)
-            self.residues[slot] = place, lost
-        return encoded
-
-    def dissolved(self) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """Name, offset and values of what is owed, in units of the mean gradient; the account is empty afterwards."""
-        for place, rows in self.residues.values():
-            for start, row in zip(place.starts, rows, strict=True):
-                owed = row[: max(0, place.end - start)] * (place.unit * self.origin.weight)
-                yield from _filed(self.origin.spans, start, owed)
-        self.residues = {}
+_Filed = dict[str, list[tuple[int, torch.Tensor]]]
+"""Offset and values of runs of parameters, in units of the mean gradient."""
 
 
 class Feedback:
@@ -136,17 +45,32 @@ class Feedback:
         rank: Of this process.
         warmup_steps: So many synchronisations are exact, before the first that is not.
         keeps: Whether what is lost is kept; else it is lost for good.
+        loses: Whether anything is encoded here; else there is only what was taken over.
+        momentum: Of gradients before they are encoded; 0: none.
     """
 
-    def __init__(self, *, layout: str, rank: int, warmup_steps: int = 0, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        layout: str,
+        rank: int,
+        warmup_steps: int = 0,
+        keeps: bool = True,
+        loses: bool = True,
+        momentum: float = 0.0,
+    ) -> None:
+        self.loses = loses
         self._layout = layout
         self._rank = rank
         self._warmup_steps = warmup_steps
         self._keeps = keeps
+        self._momentum = momentum
+        self._is_anew = False  # whether tensors that come first may find what is owed
         self._window = 0
         self._seen: set[str] = set()
         self._accounts: dict[str, Account] = {}
-        self._filed: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        self._filed: _Filed = {}
+        self._moving: _Filed = {}  # what velocities are worth of the next gradient
 
     @property
     def layout(self) -> str:
@@ -175,14 +99,17 @@ class Feedback:
             self._seen.clear()
         self._seen.add(origin.key)
         account = self._accounts.get(origin.key)
+        is_new = account is None or account.origin != origin
         if account is None or account.origin != origin:
             if account is not None:
                 self._file(account)
-            account = self._accounts[origin.key] = Account(origin, rank=self._rank, keeps=self._keeps)
+            account = self._accounts[origin.key] = self._opened(origin)
         account.window = self._window
-        account.is_exact = self._window < self._warmup_steps
-        if self._filed and tensor is not None:
-            self._settle(origin, tensor.view(-1))
+        may_find_owed = self._window > 0 or self._is_anew
+        account.is_settling = is_new and may_find_owed and self._momentum > 0 and self.loses
+        account.is_exact = self._window < self._warmup_steps or account.is_settling
+        if tensor is not None:
+            self._settle_all(account, tensor.view(-1))
         return account
 
     def give_back(self, name: str, low: int, values: torch.Tensor) -> None:
@@ -199,30 +126,20 @@ class Feedback:
         """All that this rank owes: offset and values of each run of a parameter, in units of the mean gradient."""
         found = {name: list(pieces) for name, pieces in self._filed.items()}
         for account in self._accounts.values():
-            for name, low, values in Account(account.origin, residues=dict(account.residues)).dissolved():
-                found.setdefault(name, []).append((low, values))
+            _file(found, Account(account.origin, residues=dict(account.residues)).dissolved())
         return found
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors on the CPU, to be saved by each rank for itself, between two windows."""
-        accounts = [
-            {
-                "key": account.origin.key,
-                "spans": [tuple(span) for span in account.origin.spans],
-                "weight": account.origin.weight,
-                "residues": [(tuple(place), rows.cpu()) for place, rows in account.residues.values()],
-            }
-            for account in self._accounts.values()
-        ]
-        filed = {name: [(low, values.cpu()) for low, values in pieces] for name, pieces in self._filed.items()}
         return {
             "layout": self._layout,
             "window": self._window,
             "seen": sorted(self._seen),
-            "accounts": accounts,
-            "filed": filed,
+            "accounts": [account.state_dict() for account in self._accounts.values()],
+            "filed": _on_cpu(self._filed),
+            **({"moving": _on_cpu(self._moving)} if self._moving else {}),
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]], device: torch.device, *, window: int = 0) -> None:
@@ -233,39 +150,78 @@ class Feedback:
             device: Where gradients live.
             window: Where counting goes on, on ranks that are given none.
         """
-        self._accounts, self._filed, self._seen = {}, {}, set()
-        self._window = window
+        self._accounts, self._filed, self._moving, self._seen = {}, {}, {}, set()
+        self._window, self._is_anew = window, True
         for state in states:
             self._window = max(self._window, state["window"])
-            accounts = [_account_of(saved, self._rank, self._keeps, device) for saved in state["accounts"]]
+            accounts = [
+                account_of(saved, rank=self._rank, keeps=self._keeps, momentum=self._momentum, device=device)
+                for saved in state["accounts"]
+            ]
             if len(states) == 1 and state["layout"] == self._layout:
                 self._accounts = {account.origin.key: account for account in accounts}
                 self._seen = set(state["seen"])
+                self._is_anew = False
             else:
                 for account in accounts:
                     self._file(account)
-            for name, pieces in state["filed"].items():
-                self._filed.setdefault(name, []).extend((low, values.to(device)) for low, values in pieces)
+            _file(self._filed, _on(device, state["filed"]))
+            _file(self._moving, _on(device, state.get("moving", {}) if self._momentum else {}))
 
     def keep_only(self, names: Collection[str]) -> None:
         """Forget what is filed of other parameters: another rank has taken it over, too."""
         self._filed = {name: pieces for name, pieces in self._filed.items() if name in names}
+        self._moving = {name: pieces for name, pieces in self._moving.items() if name in names}
 
     # -- what is filed ------------------------------------------------------------------------------------------------
 
-    def _file(self, account: Account) -> None:
-        for name, low, values in account.dissolved():
-            self._filed.setdefault(name, []).append((low, values))
+    def _opened(self, origin: Origin) -> Account:
+        return Account(origin, rank=self._rank, keeps=self._keeps, momentum=self._momentum)
 
-    def _settle(self, origin: Origin, flat: torch.Tensor) -> None:
-        position = 0
-        for span in origin.spans:
-            if span.name is not None and span.name in self._filed:
-                target = flat[position : position + span.length]
-                left = list(_settled(self._filed.pop(span.name), span, target, origin.weight))
-                if left:
-                    self._filed[span.name] = left
-            position += span.length
+    def _file(self, account: Account) -> None:
+        _file(self._filed, account.dissolved())
+        _file(self._moving, account.run_out())
+
+    def _settle_all(self, account: Account, flat: torch.Tensor) -> None:
+        """Add to this rank's gradients what is filed of them."""
+        if self._moving:
+            _settle(self._moving, account.origin, flat)
+        if not self.loses:  # all crosses as it is, and momentum may be taken before what is owed is added
+            whole = Place("whole", (0,), flat.numel(), 1.0)
+            flat.copy_(account.accelerated(flat.unsqueeze(0), whole)[0])
+        elif account.is_settling:
+            _file(self._moving, account.spread(flat, self._momentum))
+        self._settle_filed(account.origin, flat)
+
+    def _settle_filed(self, origin: Origin, flat: torch.Tensor) -> None:
+        """Add to a tensor what is owed of its parameters and is in no account."""
+        if self._filed:
+            _settle(self._filed, origin, flat)
+
+
+def _file(filed: _Filed, found: Iterable[tuple[str, int, torch.Tensor]]) -> None:
+    for name, low, values in found:
+        filed.setdefault(name, []).append((low, values))
+
+
+def _on(device: torch.device, filed: _Filed) -> Iterator[tuple[str, int, torch.Tensor]]:
+    return ((name, low, values.to(device)) for name, pieces in filed.items() for low, values in pieces)
+
+
+def _on_cpu(filed: _Filed) -> _Filed:
+    return {name: [(low, values.cpu()) for low, values in pieces] for name, pieces in filed.items()}
+
+
+def _settle(filed: _Filed, origin: Origin, flat: torch.Tensor) -> None:
+    """Add to a tensor what is filed of its parameters, which is not filed any more."""
+    position = 0
+    for span in origin.spans:
+        if span.name is not None and span.name in filed:
+            target = flat[position : position + span.length]
+            left = list(_settled(filed.pop(span.name), span, target, origin.weight))
+            if left:
+                filed[span.name] = left
+        position += span.length
 
 
 def _settled(
@@ -283,22 +239,3 @@ def _settled(
             yield low, values[: first - low]
         if last < low + len(values):
             yield last, values[last - low :]
-
-
-def _filed(spans: Sequence[Span], start: int, values: torch.Tensor) -> Iterator[tuple[str, int, torch.Tensor]]:
-    """Values from an element of a tensor on, parted by parameters."""
-    position = 0
-    for span in spans:
-        first, last = max(position, start), min(position + span.length, start + len(values))
-        if span.name is not None and first < last:
-            yield span.name, span.low + first - position, values[first - start : last - start]
-        position += span.length
-
-
-def _account_of(saved: Mapping[str, Any], rank: int, keeps: bool, device: torch.device) -> Account:
-    origin = Origin(saved["key"], tuple(Span(*span) for span in saved["spans"]), saved["weight"])
-    account = Account(origin, rank=rank, keeps=keeps)
-    for fields, rows in saved["residues"]:
-        place = Place(*fields)
-        account.residues[place.kind, place.starts[0]] = place, rows.to(device)
-    return account

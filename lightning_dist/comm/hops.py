@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from lightning_dist.comm.account import OWN
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.codecs.codec import store
 from lightning_dist.comm.codecs.dither import seed_of
@@ -41,12 +42,13 @@ def sum_encoded(codec: Codec, kind: str) -> HopMove:
     """
 
     def move(segments: Segments, hop: Hop, link: HopLink) -> None:
+        others, owned = _others(hop), hop.owned_by(hop.index)
+        gives = {m: hop.owned_by(m) for m in others}
+        own, columns = _own(segments, owned), segments.rows.shape[1]
         if _is_exact(codec, segments):
+            _accelerate(segments, kind, _all_of(gives), own, owned)
             sum_up(segments, hop, link)
             return
-        others, owned = _others(hop), hop.owned_by(hop.index)
-        own, columns = segments.of(owned), segments.rows.shape[1]
-        gives = {m: hop.owned_by(m) for m in others}
         outgoing = _encoded(codec, kind, segments, _all_of(gives), hop)
         with link.exchanged(outgoing, gives, dict.fromkeys(others, owned), operation="reduce_scatter") as received:
             total = segments.room_for(owned, own.dtype)
@@ -86,6 +88,27 @@ def hand_in_encoded(codec: Codec, kind: str) -> HopMove:
 def _is_exact(codec: Codec, segments: Segments) -> bool:
     is_warm_up = segments.trace is not None and segments.trace.account.is_exact
     return is_warm_up or not codec.applies_to(segments.rows.dtype)
+
+
+def _own(segments: Segments, owned: tuple[int, ...]) -> torch.Tensor:
+    """Rows that are not encoded, as they go into the sum: with their momentum, if there is any."""
+    rows, trace = segments.of(owned), segments.trace
+    if trace is None or trace.account.momentum == 0 or not owned:
+        return rows
+    return trace.account.accelerated(rows, trace.place(OWN, owned)).to(rows.dtype)
+
+
+def _accelerate(
+    segments: Segments, kind: str, destinations: tuple[int, ...], own: torch.Tensor, owned: tuple[int, ...]
+) -> None:
+    """Hold rows with their momentum, where there is any and they are not encoded."""
+    trace = segments.trace
+    if trace is None or trace.account.momentum == 0:
+        return
+    given = segments.of(destinations)
+    if destinations:
+        given = trace.account.accelerated(given, trace.place(kind, destinations)).to(given.dtype)
+    segments.hold([(owned, own), (destinations, given)])
 
 
 def _all_of(gives: Mapping[int, tuple[int, ...]]) -> tuple[int, ...]:

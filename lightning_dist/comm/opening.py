@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from lightning_dist.comm.codecs import Codec, codec_of
+from lightning_dist.comm.codecs import Codec, chunk_bytes_of, codec_of
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.encoded_inner_leg import EncodedInnerLeg
 from lightning_dist.comm.encoded_leg import EncodedLeg
@@ -73,6 +73,8 @@ def open_all_reduce(
     if cluster.num_hosts == 1 and not config.everywhere:
         config = dataclasses.replace(config, codec="same")  # nothing crosses between hosts, also not when flat
     hierarchy = hierarchy_of(cluster.flattened() if config.algorithm == "flat" else cluster)
+    messages = hierarchy.parts * hierarchy.top.width
+    config = dataclasses.replace(config, chunk_bytes=chunk_bytes_of(config, messages=messages))
     slot_bytes = -(-config.chunk_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
     opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes)
     legs: list[Leg] = []
@@ -127,6 +129,7 @@ def open_all_reduce_across(
         purpose: Keeps its keys and group names apart from others'.
         feedback: What is owed of what is sent.
     """
+    config = dataclasses.replace(config, chunk_bytes=chunk_bytes_of(config, messages=len(parts[0])))
     plan = LegPlan(Tier.WORLD, tuple(tuple(part) for part in parts), len(parts[0]))
     opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes=0)
     groups: list[RankGroup] = []

@@ -40,6 +40,7 @@ class HierarchicalScatter:
         store: Shared by all ranks, its keys used by nobody else.
         timeout_s: Deadline of each operation, in seconds.
         chunk_bytes: A rank's segments travel in chunks of at most this size together, in bytes.
+        encoded_chunk_bytes: The same of what is encoded, in bytes before that; as ``chunk_bytes`` if not given.
         parts: Global ranks group by group, each rank once; shard i of a group belongs to its member i. All ranks in one
             group, in their order, if not given.
         codec: What sums cross the top leg in, if that leg leaves the host; ``None`` sends values as they are.
@@ -58,6 +59,7 @@ class HierarchicalScatter:
         store: dist.Store,
         timeout_s: float,
         chunk_bytes: int,
+        encoded_chunk_bytes: int | None = None,
         parts: Sequence[Sequence[int]] | None = None,
         codec: Codec | None = None,
         everywhere: bool = False,
@@ -69,6 +71,7 @@ class HierarchicalScatter:
         self._device = device
         self._events = collectives.events
         self._chunk_bytes = chunk_bytes
+        self._encoded_chunk_bytes = encoded_chunk_bytes or chunk_bytes
         opening = LaneOpening(
             cluster=cluster,
             parts=parts if parts is not None else [range(cluster.world_size)],
@@ -76,7 +79,7 @@ class HierarchicalScatter:
             device=device,
             store=store,
             timeout_s=timeout_s,
-            chunk_bytes=chunk_bytes,
+            chunk_bytes=max(chunk_bytes, self._encoded_chunk_bytes),
             codec=codec,
             everywhere=everywhere,
             shares_memory=shares_memory,
@@ -153,7 +156,7 @@ class HierarchicalScatter:
         scale_first = scale is not None and output.dtype is torch.float16
         unit = 1 / scale if scale is not None and scale_first else 1.0
         future, tag = self._agreed("reduce_scatter", asked), tag_of(asked)
-        columns = self._columns(rows)
+        columns = self._columns(rows, encoded=self.encodes)
         self._sequence += 1
         sequence = self._sequence
 
@@ -209,11 +212,11 @@ class HierarchicalScatter:
         asked = f"everybody's {amount_of(tensor)}{name and f' of {name}'}"
         row, everyone = tensor.reshape(1, -1), tuple(range(self._size))
         future, tag = self._agreed("all_gather", asked), tag_of(asked)
-        columns = self._columns(target)
         if not self._encodes or (account is not None and account.is_exact):
             codec = None
         if codec is not None and not codec.applies_to(target.dtype):
             codec = None
+        columns = self._columns(target, encoded=codec is not None)
 
         def start(piece: slice) -> Segments:
             keep_for_current_stream(row)
@@ -318,9 +321,10 @@ class HierarchicalScatter:
                 future.look = look
         return future
 
-    def _columns(self, rows: torch.Tensor) -> int:
+    def _columns(self, rows: torch.Tensor, *, encoded: bool) -> int:
         """Elements of each segment that travel at a time."""
-        return max(1, self._chunk_bytes // (self._size * rows.element_size()))
+        chunk_bytes = self._encoded_chunk_bytes if encoded else self._chunk_bytes
+        return max(1, chunk_bytes // (self._size * rows.element_size()))
 
     def _checked(self, shard: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         if whole.numel() != self._size * shard.numel() or whole.dtype != shard.dtype:

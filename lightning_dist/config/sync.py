@@ -33,6 +33,9 @@ class SyncConfig:
             where they share memory: for hosts inside which links are slow.
         rounding: Of ``int8``: to the ``nearest`` step, or ``stochastic``, which is right on average.
         ratio: Of ``topk``: the share of values that go, in (0, 0.5).
+        momentum_correction: Of ``topk``: momentum that each host takes of its gradients before anything is left out, in
+            [0, 1), in place of the optimizer's, which must have none then. 0: none. It takes the memory of fp32
+            gradients once more a host.
         error_feedback: Whether what ``int8``, ``onebit``, ``topk`` and ``powersgd`` lose of a gradient is added to what
             is sent next. It takes the memory of fp32 gradients once a host (``powersgd``: a rank), and once more over
             all ranks.
@@ -41,7 +44,7 @@ class SyncConfig:
             ``int8``. Each rank keeps its shard, and steps it, exact.
         bucket_bytes: Gradients are grouped into buckets of at most this size, in bytes.
         chunk_bytes: Buckets travel in chunks of at most this size, in bytes, so that the legs of successive chunks
-            overlap.
+            overlap. Encoded ones grow up to ``bucket_bytes`` while what each rank gets of a chunk is below 64 KiB.
         max_in_flight: Chunks of one group that may be on the network at a time.
         shared_memory: ``auto`` (in-host legs on CPU through shared memory where ranks turn out to share it) or
             ``off``.
@@ -56,6 +59,7 @@ class SyncConfig:
     everywhere: bool = False
     rounding: str = "nearest"
     ratio: float = 0.01
+    momentum_correction: float = 0.0
     error_feedback: bool = True
     warmup_steps: int = 0
     gathers: str = "same"
@@ -73,6 +77,7 @@ class SyncConfig:
         check_choice("sync.codec", self.codec, CODECS)
         check_choice("sync.rounding", self.rounding, ROUNDINGS)
         check_range("sync.ratio", self.ratio, low=1e-6, high=0.499, unit="of all values")
+        check_range("sync.momentum_correction", self.momentum_correction, low=0, high=0.999, unit="of the velocity")
         check_choice("sync.gathers", self.gathers, GATHERS)
         check_flags("sync", self)
         check_count("sync.warmup_steps", self.warmup_steps, low=0, unit="synchronisations")
@@ -84,6 +89,16 @@ class SyncConfig:
             raise CombinationError(
                 f"sync.codec={self.codec} with sync.algorithm=powersgd: what crosses is small already, and is exact; "
                 f"write sync.codec=same, or sync={self.codec} without powersgd"
+            )
+        if self.momentum_correction and self.everywhere:
+            raise CombinationError(
+                "sync.momentum_correction with sync.everywhere=true: momentum is of what a host sends to others; write "
+                "sync.everywhere=false, or leave momentum to the optimizer"
+            )
+        if self.momentum_correction and not self.error_feedback:
+            raise CombinationError(
+                "sync.momentum_correction with sync.error_feedback=false: what momentum is for is what is sent later; "
+                "write sync.error_feedback=true"
             )
         check_range("sync.timeout_s", self.timeout_s, low=0.1, unit="seconds")
 

@@ -19,11 +19,19 @@ _ALIKE = 1e-3  # relative; the first loss is that of the same weights on the sam
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs that differ in the arm only."""
+    """Two runs that differ in the arm only.
+
+    Attributes:
+        seed: Of both.
+        a: The first arm's.
+        b: The second's.
+        is_in_turn: Whether they were run one after the other, so that their times may be compared.
+    """
 
     seed: int
     a: Curve
     b: Curve
+    is_in_turn: bool = True
 
 
 @dataclass(frozen=True)
@@ -184,6 +192,11 @@ def _notes(pairs: Sequence[Pair], steps: int) -> list[str]:
         )
     if all(pair.a.losses.values == pair.b.losses.values for pair in pairs):
         notes.append("all losses are the same to the last bit: what differs between the arms has no effect here")
+    if apart := [pair.seed for pair in pairs if not pair.is_in_turn]:
+        notes.append(
+            f"runs of a were taken from another experiment (seeds {_listed(apart)}): losses at equal steps do not "
+            "mind, times are of other hours"
+        )
     lengths = {curve.losses.steps[-1] for pair in pairs for curve in (pair.a, pair.b)}
     if len(lengths) > 1:
         notes.append(

@@ -81,7 +81,8 @@ def pairs_of(seeds: Sequence[int], outcomes: Mapping[RunName, Outcome], store: S
         names = [RunName(arm, seed) for arm in ("a", "b")]
         if all(name in outcomes and outcomes[name].is_good for name in names):
             first, second = (read_curve(store.curve_folder(name)) for name in names)
-            pairs.append(Pair(seed, first, second))
+            is_in_turn = not any(outcomes[name].taken_from for name in names)
+            pairs.append(Pair(seed, first, second, is_in_turn))
     return pairs
 
 

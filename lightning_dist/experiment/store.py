@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -33,6 +34,7 @@ REPORT_FILE = "report.html"
 RESULT_FILE = "result.json"
 _EXPERIMENT_FILE = "experiment.json"
 _OUTCOME_FILE = "outcome.json"
+_CURVE_FOLDER = "curve"
 _VERSION = 1
 
 
@@ -45,12 +47,14 @@ class Outcome:
         why: What is wrong with it, a sentence; empty if nothing is.
         seconds: From its start to its end.
         last_words: The last lines that it printed, if something is wrong.
+        taken_from: Folder of the experiment that it was run for; empty: this one.
     """
 
     is_good: bool
     why: str
     seconds: float
     last_words: tuple[str, ...] = ()
+    taken_from: str = ""
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -75,6 +79,7 @@ class Store:
 
     def __init__(self, folder: Path, experiment: Experiment) -> None:
         self.folder = folder
+        self._asked: dict[str, Any] = {"version": _VERSION, **json.loads(json.dumps(dataclasses.asdict(experiment)))}
         self._file: TextIO | None = None
         path = folder / _EXPERIMENT_FILE
         try:
@@ -83,7 +88,7 @@ class Store:
         except OSError as error:
             raise RecordError(f"{folder} cannot be written: {error}; name another folder with --output") from error
         try:
-            self._take(path, experiment)
+            self._hold(path)
         except BaseException:
             self.close()
             raise
@@ -106,7 +111,7 @@ class Store:
 
     def curve_folder(self, name: RunName) -> Path:
         """Where a run's ranks write."""
-        return self.run_folder(name) / "curve"
+        return self.run_folder(name) / _CURVE_FOLDER
 
     def output_file(self, name: RunName) -> Path:
         """What a run prints."""
@@ -114,11 +119,45 @@ class Store:
 
     def outcome(self, name: RunName) -> Outcome | None:
         """How a run ended; ``None``: it has not, or left nothing that can be read."""
+        return _outcome(self.run_folder(name))
+
+    def take(self, names: Iterable[RunName], source: Path) -> list[RunName]:
+        """Copy runs of the first arm from another experiment that differs in the second arm only.
+
+        Args:
+            names: Which, if they are good there, and not here.
+            source: Folder of the other experiment.
+
+        Returns:
+            Those that were taken.
+
+        Raises:
+            ConfigError: The folder is no experiment, or one that differs in more.
+            RecordError: The runs cannot be read or written.
+        """
         try:
-            values = json.loads((self.run_folder(name) / _OUTCOME_FILE).read_text(encoding="utf-8"))
-            return Outcome(**{**values, "last_words": tuple(values["last_words"])})
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
+            there = json.loads((source / _EXPERIMENT_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--a-from {source} is no folder of a hierdist ab: {error}") from error
+        for key in self._asked.keys() - {"b"}:
+            if there.get(key) != self._asked[key]:
+                raise ConfigError(
+                    f"--a-from {source} holds runs of another kind: {key} is {_shown(there.get(key))} there, and "
+                    f"{_shown(self._asked[key])} here; runs are taken where only --b differs"
+                )
+        taken = []
+        for name in names:
+            known, here = _outcome(source / str(name)), self.outcome(name)
+            if name.arm != "a" or known is None or not known.is_good or (here is not None and here.is_good):
+                continue
+            self.begin(name)
+            try:
+                shutil.copytree(source / str(name) / _CURVE_FOLDER, self.curve_folder(name), dirs_exist_ok=True)
+            except OSError as error:
+                raise RecordError(f"{source / str(name)} cannot be copied: {error}") from error
+            self.end(name, dataclasses.replace(known, taken_from=str(source)))
+            taken.append(name)
+        return taken
 
     def begin(self, name: RunName) -> None:
         """Make room for a run: what an earlier attempt left goes."""
@@ -146,7 +185,7 @@ class Store:
             fresh.unlink(missing_ok=True)
         return path
 
-    def _take(self, path: Path, experiment: Experiment) -> None:
+    def _hold(self, path: Path) -> None:
         assert self._file is not None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,7 +195,6 @@ class Store:
             ) from error
         self._file.seek(0)
         text = self._file.read()
-        asked = {"version": _VERSION, **json.loads(json.dumps(dataclasses.asdict(experiment)))}
         if not text:
             if others := sorted(each.name for each in self.folder.iterdir() if each.name != _EXPERIMENT_FILE):
                 path.unlink()
@@ -164,20 +202,28 @@ class Store:
                     f"{self.folder} holds something else ({', '.join(others[:3])}); name a folder of its own with "
                     "--output"
                 )
-            json.dump(asked, self._file, indent=1)
+            json.dump(self._asked, self._file, indent=1)
             self._file.flush()
             return
         try:
             there: dict[str, Any] = dict(json.loads(text))
         except (ValueError, TypeError) as error:
             raise RecordError(f"{path} cannot be read: {error}; name another folder with --output") from error
-        different = [key for key in asked if there.get(key) != asked[key]]
+        different = [key for key in self._asked if there.get(key) != self._asked[key]]
         if different:
             key = different[0]
             raise ConfigError(
                 f"{self.folder} holds another experiment: {key} was {_shown(there.get(key))}, and is now "
-                f"{_shown(asked[key])}; name another folder with --output"
+                f"{_shown(self._asked[key])}; name another folder with --output"
             )
+
+
+def _outcome(run: Path) -> Outcome | None:
+    try:
+        values = json.loads((run / _OUTCOME_FILE).read_text(encoding="utf-8"))
+        return Outcome(**{**values, "last_words": tuple(values["last_words"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _shown(value: object) -> str:

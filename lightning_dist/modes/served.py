@@ -20,6 +20,7 @@ from lightning_dist.config import SyncConfig
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.parameter_server import ServedTables
 from lightning_dist.gradsync.parameter_server.client import ServedTable
+from lightning_dist.gradsync.parameter_server.processes.remote import RemoteShard
 from lightning_dist.modes.look_ahead import look_ahead, next_batch, rows_of_batch
 from lightning_dist.modes.mode import Setting, unwrapped
 from lightning_dist.parallel.boxes import Spread, boxes_along
@@ -63,6 +64,7 @@ class DealtTables:
         """Once an optimizer has made its step, other ranks may look at what it has made of this rank's rows."""
         inner = [unwrapped(optimizer) for optimizer in optimizers]
         self._service.tables.step_by(inner, prefetch=self._looks_ahead)
+        self._service.hand_over(inner)
 
         def publish(optimizer: torch.optim.Optimizer, *_: object) -> None:
             self._service.tables.publish({p for group in optimizer.param_groups for p in group["params"]})
@@ -223,6 +225,9 @@ class ServedState(StateHooks):
         super().__init__(module)
         self._service = service
         self._rank = rank
+        self._loading: set[Tensor] = set()
+        for each in module.modules():
+            self._handles.append(each.register_load_state_dict_post_hook(self._send_loaded))
 
     def complete(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         """See :class:`~lightning_dist.parallel.state_hooks.StateHooks`."""
@@ -230,7 +235,16 @@ class ServedState(StateHooks):
         for name, parameter in module.named_parameters():
             value = state_dict.get(prefix + name)
             if parameter in served and isinstance(value, Tensor):
-                state_dict[prefix + name] = self._whole(served[parameter], value, everywhere=not self.on_cpu)
+                own = served[parameter].own
+                here = own.read() if own.is_elsewhere else value
+                state_dict[prefix + name] = self._whole(served[parameter], here, everywhere=not self.on_cpu)
+
+    def keep_as_held(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+        """Rows that are in a process of their own are read from there."""
+        served = self._service.tables.by_parameter
+        for name, parameter in module.named_parameters():
+            if parameter in served and served[parameter].own.is_elsewhere and prefix + name in state_dict:
+                state_dict[prefix + name] = served[parameter].own.read()
 
     def cut(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         """See :class:`~lightning_dist.parallel.state_hooks.StateHooks`."""
@@ -243,6 +257,20 @@ class ServedState(StateHooks):
                 and tuple(value.shape) == served[parameter].table.shape
             ):
                 state_dict[prefix + name] = self._cut(served[parameter], value)
+                if served[parameter].own.is_elsewhere:
+                    parameter.data = torch.empty_like(state_dict[prefix + name], dtype=parameter.dtype)
+                    self._loading.add(parameter)
+
+    def _send_loaded(self, module: nn.Module, incompatible: Any) -> None:
+        """What was loaded of rows that are in a process of their own goes there, and does not stay here."""
+        served = self._service.tables.by_parameter
+        for parameter in module.parameters(recurse=False):
+            if parameter in self._loading:
+                self._loading.discard(parameter)
+                own = served[parameter].own
+                assert isinstance(own, RemoteShard), "other shards are here"
+                own.write_values(parameter.data)
+                parameter.data = own.values
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state with whole tensors on rank 0, and without values on the others; collective."""

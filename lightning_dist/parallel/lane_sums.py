@@ -45,6 +45,11 @@ class Arrived:
         """Of its tensors' accounts."""
         return f"{self.number} {self.name}"
 
+    @property
+    def given(self) -> torch.Tensor:
+        """What this rank puts into the sum."""
+        return self.output if self.gradients is None else self.gradients
+
     def add_carried(self) -> None:
         """Add what is there already."""
         for view, earlier in self.carried:
@@ -88,17 +93,22 @@ class LaneSums:
         self._pending.clear()
         self._crossing.clear()
 
-    def give_back(self, param: ShardedParam, gradient: torch.Tensor) -> None:
+    def give_back(self, param: ShardedParam, gradient: torch.Tensor, *, crossed: bool) -> None:
         """What became of a gradient that no rank had, and what was owed of it, is not applied: it is owed still.
 
         Args:
             param: Whose gradient it is.
             gradient: This rank's shard of it.
+            crossed: Whether it is the mean of all replicas, else of this one.
         """
-        is_first = self._across is None or self._across.is_first
-        if self.feedback is not None and is_first:
-            span = span_of_shard(param, self._scatter.index)
-            self.feedback.give_back(name_of(param), span.low, gradient.reshape(-1)[: span.length])
+        if self.feedback is None:
+            return
+        span, across = span_of_shard(param, self._scatter.index), self._across
+        mean = gradient.reshape(-1)[: span.length]
+        if across is None or (crossed and across.is_first):
+            self.feedback.give_back(name_of(param), span.low, mean)
+        elif not crossed and self._scatter.encodes:
+            self.feedback.give_back(name_of(param), span.low, mean / across.world_size)
 
     def _send(self, arrived: Arrived, of_sum: Account | None = None, of_shard: Account | None = None) -> None:
         def then() -> None:
@@ -124,13 +134,13 @@ class LaneSums:
         feedback, across = self.feedback, self._across
         in_host = self._scatter.encodes  # also where there are replicas
         stays = across is not None and not arrived.crosses and not in_host
-        if feedback is None or arrived.gradients is None or stays:
+        if feedback is None or stays:
             return None, None
         shards = len(self._scatter.members)
         replicas = 1 if across is None else across.world_size
         weight = (1 / shards if arrived.mean else 1.0) / replicas
         origin = origin_of_sum(arrived.group, arrived.key, num_shards=shards, weight=weight)
-        whole = feedback.enter(origin, arrived.gradients)
+        whole = feedback.enter(origin, arrived.given)
         if across is None:
             return whole, None
         # Gradients stay in the host until they are summed; what is owed of the shard is filed with the whole.

@@ -258,8 +258,8 @@ class GradientReduction:
             self._replicated.average(whole if self._vote is not None else [True] * len(whole))
         for param, was_used in zip(params, used, strict=True):
             if not was_used and param not in self._carried:
-                if self.crosses and param.sharded_param.grad is not None:
-                    self._sums.give_back(param, _local(param.sharded_param.grad))
+                if param.sharded_param.grad is not None:
+                    self._sums.give_back(param, _local(param.sharded_param.grad), crossed=self.crosses)
                 param.sharded_param.grad = None
         if late := [name_of(param) for param in params if has_gradient(param)]:
             raise LateGradientError(

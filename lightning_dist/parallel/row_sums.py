@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 
 from lightning_dist.comm.feedback import Account, Feedback, Place
@@ -59,7 +58,7 @@ class RowSums(LaneSums):
         of_sum, of_shard = self._entered(arrived)
         account, parameters = of_shard or of_sum, _placed_in(arrived)
         if account.is_exact or not self._average.wants(parameters):
-            self._average.settle(account, of_sum.origin, _given(arrived))
+            self._average.settle(account, of_sum.origin, arrived.given)
             self._send(arrived)
         elif of_shard is not None:
             self._start_shard(arrived, of_shard, parameters)
@@ -86,7 +85,7 @@ class RowSums(LaneSums):
             shard = origin_of_shard(arrived.group, arrived.key, shard=self._scatter.index, weight=1 / replicas)
             of_shard = feedback.enter(shard, None)
         whole = origin_of_sum(arrived.group, arrived.key, num_shards=shards, weight=weight)
-        return feedback.enter(whole, _given(arrived)), of_shard
+        return feedback.enter(whole, arrived.given), of_shard
 
     def _start_shard(self, arrived: Arrived, account: Account, parameters: tuple[PlacedRows, ...]) -> None:
         """Of a mean in the host, this rank has its shard."""
@@ -141,11 +140,6 @@ def _bound(
     start: Callable[[RowBlock, Callable[[Rows], None]], None], block: RowBlock, put: Callable[[Rows], None]
 ) -> Callable[[], None]:
     return lambda: start(block, put)
-
-
-def _given(arrived: Arrived) -> torch.Tensor:
-    """What this rank puts into the sum."""
-    return arrived.output if arrived.gradients is None else arrived.gradients
 
 
 def _placed_in(arrived: Arrived) -> tuple[PlacedRows, ...]:

@@ -36,6 +36,11 @@ class StateHooks(abc.ABC):
     def complete(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         """Put whole tensors into the state of a module and all in it; collective."""
 
+    def keep_as_held(  # noqa: B027  # most have nothing to do here
+        self, module: nn.Module, state_dict: dict[str, Any], prefix: str
+    ) -> None:
+        """The same where the state is to have what this rank holds: nothing, unless that is kept elsewhere."""
+
     @abc.abstractmethod
     def cut(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         """Leave of the tensors to be loaded into a module, without those in it, what this rank holds."""
@@ -76,8 +81,8 @@ class StateHooks(abc.ABC):
     def _leave(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
         while self._entered and self._entered.pop() is not module:
             pass
-        if not self._entered and not self._as_held:
-            self.complete(module, state_dict, prefix)
+        if not self._entered:
+            (self.keep_as_held if self._as_held else self.complete)(module, state_dict, prefix)
 
     def _load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         self.cut(module, state_dict, prefix)

@@ -28,6 +28,7 @@ SWITCHES = {
     "2x2x2 switches": {"x": ["a", "b"], "y": ["c", "d"]},
     "uneven switches": {"x": ["a", "c"], "y": ["b"]},
 }
+SMALL_CHUNKS = {"chunk_bytes": 4096, "bucket_bytes": 4096}  # encoded ones are not larger than a bucket
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64"]
 
 
@@ -83,7 +84,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     ],
 )
 def test_other_ways_are_exact_on_small_integers(ranks: RankPool, name: str, sync: dict[str, Any]) -> None:
-    for problems in ranks.run(reduce_all, layout=LAYOUTS[name], args=({"chunk_bytes": 4096, **sync}, {})):
+    for problems in ranks.run(reduce_all, layout=LAYOUTS[name], args=({**SMALL_CHUNKS, **sync}, {})):
         assert problems == []
 
 
@@ -91,7 +92,7 @@ def mean_of_noise(context: RankContext, sync: dict[str, Any], dtype: str, scale:
     """The mean of random values over ranks, several chunks and a ragged end."""
     generator = torch.Generator().manual_seed(context.rank)
     tensor = (torch.randn(10_007, generator=generator, dtype=torch.float64) * scale).to(getattr(torch, dtype))
-    with opened(context, {"chunk_bytes": 4096, **sync}) as (_, all_reduce):
+    with opened(context, {**SMALL_CHUNKS, **sync}) as (_, all_reduce):
         return all_reduce.all_reduce(tensor, mean=True)
 
 

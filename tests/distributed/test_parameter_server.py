@@ -13,10 +13,12 @@ from torch import nn
 
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.support.ranks import RankPool, RanksFailed
+from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
 NUM_ROWS, WIDTH, STEPS, HALF = 300, 5, 6, 3
 SERVED = {"sparse": {"exchange": "parameter_server"}}
+IN_PROCESSES = {**SERVED, "parameter_server": {"servers": "processes", "replicas": 1}}
 PARTS = 6  # of the batch of a step, which 2 and 3 ranks share alike
 
 
@@ -155,6 +157,28 @@ def test_checkpoints_load_at_another_size_and_without_servers(
         fit, world_size=1, args=(optimizer, served), kwargs={"has_layer": has_layer, "resume": path}
     )
     check_same(back[0].weights, expected)
+
+
+@pytest.mark.parametrize("kind", sampled({"full": ("full",), "sharded": ("sharded",)}, ["sharded"]))
+def test_rows_in_processes_train_as_whole_tables_and_share_their_checkpoints(
+    ranks: RankPool, tmp_path: Path, kind: str
+) -> None:
+    """The first half with rows in processes, the second on ranks, on whole tables and in processes, of other sizes."""
+    path = str(tmp_path / "half.ckpt")
+    served, rows = {"checkpoint": kind, "sync": IN_PROCESSES}, {"checkpoint": kind}
+    straight: list[Ended] = ranks.run(fit, world_size=3, args=("Adagrad", rows))
+    first: list[Ended] = ranks.run(
+        fit, layout={"a": [0, 1], "b": [2]}, args=("Adagrad", served), kwargs={"save": path, "steps": HALF}
+    )
+    for ended in first:
+        check_same(ended.seen, straight[0].seen)
+        check_same(ended.weights, straight[0].seen)
+    others = [({"checkpoint": kind, "sync": SERVED}, 2), (rows, 1), (served, {"a": [0], "b": [1]})]
+    for strategy, size in others:
+        place = {"world_size": size} if isinstance(size, int) else {"layout": size}
+        resumed: list[Ended] = ranks.run(fit, **place, args=("Adagrad", strategy), kwargs={"resume": path})
+        for ended in resumed:
+            check_same(ended.weights, straight[0].weights)
 
 
 def test_ranks_look_up_as_often_as_they_like(ranks: RankPool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lightning_dist.comm.codecs.cast import CastCodec
+from lightning_dist.comm.codecs.chunks import encoded_chunk_bytes
 from lightning_dist.comm.codecs.codec import Codec
 from lightning_dist.comm.codecs.int8 import Int8Codec
 from lightning_dist.comm.codecs.onebit import OnebitCodec
@@ -31,3 +32,13 @@ def codec_of(sync: SyncConfig) -> Codec | None:
 def gathers_of(sync: SyncConfig) -> Codec | None:
     """What parameters are encoded by where they leave a host; to nearest, since nothing is kept of their errors."""
     return Int8Codec() if sync.gathers == "int8" else None
+
+
+def chunk_bytes_of(sync: SyncConfig, *, messages: int) -> int:
+    """How large the chunks are in which gradients travel, in bytes of fp32; see :func:`encoded_chunk_bytes`.
+
+    Args:
+        sync: Options.
+        messages: Pieces of a chunk that are sent by themselves.
+    """
+    return encoded_chunk_bytes(codec_of(sync), sync.chunk_bytes, at_most=sync.bucket_bytes, messages=messages)

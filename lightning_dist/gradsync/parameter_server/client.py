@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from lightning_dist import wire
 from lightning_dist.errors import PeerLostError
 from lightning_dist.gradsync.parameter_server.placement import Placement
 from lightning_dist.gradsync.parameter_server.server import ROLES, receive_bytes, send_bytes
-from lightning_dist.gradsync.parameter_server.shard import Shard
+from lightning_dist.gradsync.parameter_server.shard import Alarm, Shard
 from lightning_dist.gradsync.parameter_server.stepping import Options
 from lightning_dist.gradsync.sparse.rows import Rows, Table, to_bytes
 
@@ -90,7 +91,9 @@ class RowClient:
         rank: This rank.
         secret: What the servers want to be proved.
         timeout_s: Deadline of each operation, in seconds.
-        pushes: Who takes gradients for each rank's rows; the same, if not given.
+        pushes: Who takes gradients for each rank's rows; the same, if not given. If others do, those who answer may be
+            started again: a look-up whose connection breaks is made once more.
+        alarm: Given the seconds waited for such a server, says why to give up, or ``None``.
     """
 
     def __init__(
@@ -101,17 +104,23 @@ class RowClient:
         secret: bytes,
         timeout_s: float,
         pushes: Sequence[Address] | None = None,
+        alarm: Alarm = lambda waited_s: None,
     ) -> None:
         self._rank = rank
+        self._asked = _others(pulls, rank)
+        self._may_return = pushes is not None
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._alarm = alarm
         self._asking: dict[int, socket.socket] = {}
         self._pushing: dict[int, socket.socket] = {}
         self._one_asks = threading.Lock()
+        self._closed = threading.Event()
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
-            for connections, addresses in ((self._asking, pulls), (self._pushing, pushes or pulls)):
-                for server, address in enumerate(addresses):
-                    if server != rank:
-                        connections[server] = _connected(address, secret, timeout_s)
+            for connections, places in ((self._asking, self._asked), (self._pushing, _others(pushes or pulls, rank))):
+                for server, address in places.items():
+                    connections[server] = connected(address, secret, timeout_s)
             on_failure.pop_all()
 
     def pull(self, wanted: Sequence[Wanted], *, version: int | None) -> list[Tensor]:
@@ -172,46 +181,80 @@ class RowClient:
 
     def close(self) -> None:
         """Close the connections; who waits on one is freed. Safe to call twice."""
+        self._closed.set()
         for connections in (self._asking, self._pushing):
-            for connection in connections.values():
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-                connection.close()
-            connections.clear()
+            _close_all(connections)
 
     def _pull(
         self, wanted: Sequence[Wanted], version: int | None, *, keep: bool = False, is_early: bool = False
     ) -> Ahead:
+        with self._one_asks:
+            return self._until_answered(lambda: self._pull_once(wanted, version, keep=keep, is_early=is_early))
+
+    def _pull_once(self, wanted: Sequence[Wanted], version: int | None, *, keep: bool, is_early: bool) -> Ahead:
         found = [each.empty() for each in wanted]
         chosen: dict[int, list[Tensor]] = {}
-        with self._one_asks:
-            for server, connection in self._asking.items():
-                places = [each.on(server) for each in wanted]
-                if not any(some.numel() for some, _ in places):
-                    continue
-                chosen[server] = [some for some, _ in places]
-                parts = [(each.served.number, some.numel()) for each, (some, _) in zip(wanted, places, strict=True)]
-                wire.send(connection, {"op": "pull", "parts": parts, "version": version, "keep": keep})
-                for each, (_, positions) in zip(wanted, places, strict=True):
-                    send_bytes(connection, positions.to(each.served.table.index_dtype))
-            for server, places_on in chosen.items():
-                self._answer_of(server)
-                for each, values, some in zip(wanted, found, places_on, strict=True):
-                    values[some] = _rows_from(self._asking[server], each.served.table, some.numel())
+        for server, connection in self._asking.items():
+            places = [each.on(server) for each in wanted]
+            if not any(some.numel() for some, _ in places):
+                continue
+            chosen[server] = [some for some, _ in places]
+            parts = [(each.served.number, some.numel()) for each, (some, _) in zip(wanted, places, strict=True)]
+            wire.send(connection, {"op": "pull", "parts": parts, "version": version, "keep": keep})
+            for each, (_, positions) in zip(wanted, places, strict=True):
+                send_bytes(connection, positions.to(each.served.table.index_dtype))
+        for server, places_on in chosen.items():
+            self._answer_of(server)
+            for each, values, some in zip(wanted, found, places_on, strict=True):
+                values[some] = _rows_from(self._asking[server], each.served.table, some.numel())
         return Ahead(wanted, found, version, is_early, chosen)
 
     def _refresh(self, ahead: Ahead, version: int) -> None:
         with self._one_asks:
-            for server in ahead.chosen:
-                wire.send(self._asking[server], {"op": "refresh", "version": version})
-            for server, chosen in ahead.chosen.items():
-                counts = self._answer_of(server)
-                connection = self._asking[server]
-                for each, values, some, count in zip(ahead.wanted, ahead.values, chosen, counts, strict=True):
-                    table = each.served.table
-                    encoded = receive_bytes(connection, count * table.index_bytes)
-                    places = encoded.view(table.index_dtype).to(torch.int64)
-                    values[some[places]] = _rows_from(connection, table, count)
+            try:
+                self._refresh_once(ahead, version)
+            except OSError:
+                if not self._may_return:
+                    raise
+                self._connect_again()  # and who serves now does not know what was pulled
+                found = self._until_answered(lambda: self._pull_once(ahead.wanted, version, keep=False, is_early=False))
+                for values, fresh in zip(ahead.values, found.values, strict=True):
+                    values.copy_(fresh)
+
+    def _refresh_once(self, ahead: Ahead, version: int) -> None:
+        for server in ahead.chosen:
+            wire.send(self._asking[server], {"op": "refresh", "version": version})
+        for server, chosen in ahead.chosen.items():
+            counts = self._answer_of(server)
+            connection = self._asking[server]
+            for each, values, some, count in zip(ahead.wanted, ahead.values, chosen, counts, strict=True):
+                table = each.served.table
+                encoded = receive_bytes(connection, count * table.index_bytes)
+                places = encoded.view(table.index_dtype).to(torch.int64)
+                values[some[places]] = _rows_from(connection, table, count)
+
+    def _until_answered(self, ask: Callable[[], Ahead]) -> Ahead:
+        """Ask, and once more on new connections where a server that may return has broken one."""
+        start_s = time.monotonic()
+        while True:
+            try:
+                return ask()
+            except OSError as error:
+                waited_s = time.monotonic() - start_s
+                if not self._may_return or self._closed.is_set() or waited_s >= self._timeout_s:
+                    raise
+                if (alarm := self._alarm(waited_s)) is not None:
+                    raise PeerLostError(f"a parameter server does not answer: {alarm}") from error
+                self._connect_again()
+
+    def _connect_again(self) -> None:
+        """Answers to what was asked before may be under way on any connection, so all are new."""
+        _close_all(self._asking)
+        for server, address in self._asked.items():
+            try:
+                self._asking[server] = connected(address, self._secret, self._timeout_s)
+            except OSError as error:
+                raise PeerLostError(f"the parameter server with the rows of rank {server} is gone: {error}") from error
 
     def _answer_of(self, server: int) -> list[int]:
         """How many rows of each part follow."""
@@ -221,7 +264,12 @@ class RowClient:
         return [int(count) for count in answer["rows"]]
 
 
-def _connected(address: Address, secret: bytes, timeout_s: float) -> socket.socket:
+def connected(address: Address, secret: bytes, timeout_s: float) -> socket.socket:
+    """A connection over which both sides have proved the secret; its timeout is the one given.
+
+    Raises:
+        OSError: Nobody is there, does not answer in time, or knows another secret.
+    """
     connection = socket.create_connection(address, timeout=timeout_s)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(connection.close)
@@ -229,6 +277,18 @@ def _connected(address: Address, secret: bytes, timeout_s: float) -> socket.sock
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         on_failure.pop_all()
     return connection
+
+
+def _others(addresses: Sequence[Address], rank: int) -> dict[int, Address]:
+    return {server: address for server, address in enumerate(addresses) if server != rank}
+
+
+def _close_all(connections: dict[int, socket.socket]) -> None:
+    for connection in connections.values():
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
+    connections.clear()
 
 
 def _rows_from(connection: socket.socket, table: Table, count: int) -> Tensor:

@@ -92,7 +92,7 @@ class ServedTables:
         embeddings: Name -> module, whole; the same on all ranks.
         rank: This one.
         num_ranks: All serve.
-        make_shard: Makes of values a :class:`Shard`.
+        make_shard: Makes of values, the table that they are a part of and its number a :class:`Shard`.
         operation: Opens the seam around what waits for other ranks, given its name.
         staleness: How many steps look-ups may be behind; ``None``: any number.
         outbox: Makes what pushes, and what pulls ahead, given a name and how many jobs may wait.
@@ -105,7 +105,7 @@ class ServedTables:
         *,
         rank: int,
         num_ranks: int,
-        make_shard: Callable[[Tensor], Shard],
+        make_shard: Callable[[Tensor, Table, int], Shard],
         operation: Callable[[str], AbstractContextManager[None]],
         staleness: int | None,
         outbox: Callable[[str, int], Outbox],
@@ -127,7 +127,7 @@ class ServedTables:
             placement = Placement.of(len(whole), num_ranks)
             module.weight.data = whole[placement.rows_of(rank)]
             table = Table(tuple(whole.shape), whole.dtype)
-            served = ServedTable(number, table, placement, make_shard(module.weight.data))
+            served = ServedTable(number, table, placement, make_shard(module.weight.data, table, number))
             self._used[name] = used = _Used(module, served)
             look_up = functools.partial(self._look_up, used)
             module.forward = forward_of(module, len(whole), look_up)  # type: ignore[method-assign]  # until release
@@ -141,6 +141,11 @@ class ServedTables:
     def by_parameter(self) -> dict[Tensor, ServedTable]:
         """The same by what is left of the weight."""
         return {used.module.weight: used.served for used in self._used.values()}
+
+    @property
+    def version(self) -> int:
+        """The number of exchanges, each of which a step follows."""
+        return self._version
 
     @property
     def step_themselves(self) -> bool:

@@ -51,15 +51,23 @@ class RowServer:
         listener: Where; closed with the server.
         secret: What who connects must know.
         answers: Called once a connection; its answer to each request.
+        ended: Called with that answer once the connection is over.
         hello_s: How long a stranger may take to prove that it is none, in seconds.
     """
 
     def __init__(
-        self, listener: socket.socket, *, secret: bytes, answers: Callable[[], Answer], hello_s: float = HELLO_S
+        self,
+        listener: socket.socket,
+        *,
+        secret: bytes,
+        answers: Callable[[], Answer],
+        ended: Callable[[Any], None] = lambda answer: None,
+        hello_s: float = HELLO_S,
     ) -> None:
         self._listener = listener
         self._secret = secret
         self._answers = answers
+        self._ended = ended
         self._hello_s = hello_s
         self._threads: set[threading.Thread] = set()
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
@@ -112,8 +120,11 @@ class RowServer:
             with connection, contextlib.suppress(*_MISTAKES):
                 self._admit(connection)
                 answer = self._answers()
-                while True:
-                    answer(connection, wire.receive(connection))
+                try:
+                    while True:
+                        answer(connection, wire.receive(connection))
+                finally:
+                    self._ended(answer)
         finally:
             with self._lock:
                 self._strangers.pop(connection, None)

@@ -46,7 +46,7 @@ class Shard:
         alarm: Given the seconds waited, says why to give up, or ``None``.
         staleness: By how many steps look-ups may be behind; ``None``: by any number.
         step: Makes a step, given mean gradients and the lowest rank's options; ``None``: the owner does.
-        version: What the values are.
+        version: So many steps have made the values.
     """
 
     def __init__(
@@ -80,6 +80,15 @@ class Shard:
     def step_by(self, step: RowStep) -> None:
         """Let it be stepped so; before anybody pushes."""
         self._step = step
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether values are in another process, and those here none."""
+        return False
+
+    def read(self) -> Tensor:
+        """[k, ...]: the values; a copy where they are elsewhere."""
+        return self.values
 
     def publish(self, version: int) -> None:
         """Step ``version`` is over, which the owner has made."""

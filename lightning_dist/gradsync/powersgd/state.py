@@ -66,7 +66,7 @@ class LowRankFeedback(Feedback):
         """
         if account.residues:
             self._file(account)
-            self._settle(origin, gradients.view(-1))
+            self._settle_filed(origin, gradients.view(-1))
 
     def factor(self, name: str, columns: int, device: torch.device, *, window: int) -> torch.Tensor:
         """What a matrix is multiplied by first, [columns of the matrix, columns of a factor]."""

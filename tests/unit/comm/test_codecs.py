@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_dist import config
-from lightning_dist.comm.codecs import CODECS, Codec, codec_of
+from lightning_dist.comm.codecs import CODECS, Codec, chunk_bytes_of, codec_of
 from lightning_dist.comm.codecs.codec import store
 from lightning_dist.comm.codecs.dither import dither, seed_of, shift
+from lightning_dist.comm.codecs.topk import TopkCodec
 from lightning_dist.config import SyncConfig
 from lightning_dist.errors import UnknownOptionError
 
@@ -149,6 +150,22 @@ def test_how_many_times_fewer_bytes_than_fp32(way: str, factor: float) -> None:
     assert 4 * 100_000 / opened(way).encoded_bytes(100_000) < factor * 1.02
 
 
+@pytest.mark.parametrize(
+    ("sync", "messages", "chunk_bytes"),
+    [
+        (SyncConfig(), 8, 2 << 20),
+        (SyncConfig(codec="int8"), 4, 2 << 20),  # 130 KiB a message
+        (SyncConfig(codec="int8"), 16, 4 << 20),
+        (SyncConfig(codec="onebit"), 4, 8 << 20),
+        (SyncConfig(codec="topk"), 4, 8 << 20),  # no larger than a bucket
+        (SyncConfig(codec="topk", bucket_bytes=64 << 20), 4, 16 << 20),
+        (SyncConfig(codec="topk", bucket_bytes=4096, chunk_bytes=8192), 4, 8192),
+    ],
+)
+def test_chunks_grow_until_their_messages_are_not_small(sync: SyncConfig, messages: int, chunk_bytes: int) -> None:
+    assert chunk_bytes_of(sync, messages=messages) == chunk_bytes
+
+
 # -- each
 
 
@@ -213,3 +230,32 @@ def test_topk_keeps_the_largest_as_they_are() -> None:
     assert torch.equal(decoded[kept], values[kept])
     for row in range(2):
         assert values[row][kept[row]].abs().min() >= values[row][~kept[row]].abs().max()
+
+
+SAMPLED = 61  # how far apart the values are that the threshold of long rows is taken from
+LONG_ROWS = {
+    "noise": lambda n: torch.randn(n, generator=torch.Generator().manual_seed(1)),
+    "few values": lambda n: torch.randint(-2, 3, (n,), generator=torch.Generator().manual_seed(2)).float(),
+    "zeros": torch.zeros,
+    "only the sample is large": lambda n: (torch.arange(n) % SAMPLED == 0).float() * 3 + 1e-3,
+    "all but the sample is large": lambda n: (torch.arange(n) % SAMPLED != 0).float() * 3 + 1e-3,
+    "one is not finite": lambda n: torch.ones(n).index_fill_(0, torch.tensor([777]), math.nan),
+    "many are not finite": lambda n: torch.ones(n).index_fill_(0, torch.arange(0, n, 3), math.inf),
+}
+
+
+@pytest.mark.parametrize("values", LONG_ROWS)
+def test_topk_of_long_rows_is_exact_whatever_the_sample_says(values: str) -> None:
+    codec = TopkCodec(0.01)
+    row = LONG_ROWS[values](40_000)
+    encoded = codec.encode(torch.stack([row, -2 * row]))
+    decoded = codec.decode(encoded, 40_000)
+    kept = codec.kept(40_000)
+    places = encoded[:, 4 * kept :].view(torch.int32)
+    assert [len(set(of_row.tolist())) for of_row in places] == [kept, kept]
+    for sent, wanted in ((decoded[0], row), (decoded[1], -2 * row)):
+        chosen = wanted.abs()[places[0 if sent is decoded[0] else 1].long()]
+        largest = torch.topk(wanted.abs(), kept).values
+        assert torch.equal(chosen.sort().values.nan_to_num(-1), largest.sort().values.nan_to_num(-1))
+        assert sent.isfinite().all() == wanted.isfinite().all()
+    assert torch.equal(encoded, codec.encode(torch.stack([row, -2 * row])))

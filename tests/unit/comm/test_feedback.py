@@ -165,3 +165,123 @@ def test_other_ranks_take_over_all_that_is_owed(before: int, after: int, layout:
         left = total(owing.owed(), "x", 300)
         found += tensor / after + left
     torch.testing.assert_close(found, owed, rtol=0, atol=1e-5)
+
+
+# -- momentum ----------------------------------------------------------------------------------------------------------
+
+ONE = Origin("a", (Span("x", 0, 40),), 0.5)
+
+
+def topk() -> Codec:
+    codec = codec_of(SyncConfig(codec="topk", ratio=0.1))
+    assert codec is not None
+    return codec
+
+
+def send_largest(account: Account, values: torch.Tensor) -> torch.Tensor:
+    if account.is_exact:
+        return account.accelerated(values.view(1, -1), Place("part", (0,), len(values), 1.0))[0]
+    encoded = account.encode(topk(), values.view(1, -1), Place("part", (0,), len(values), 1.0))
+    return topk().decode(encoded, len(values))[0]
+
+
+def test_momentum_is_taken_before_anything_is_left_out_and_begins_anew_where_it_was_sent() -> None:
+    """Against the formulas of Deep Gradient Compression."""
+    owing = Feedback(layout="here", rank=0, momentum=0.9)
+    u, v = torch.zeros(40), torch.zeros(40)
+    for step in range(12):
+        values = noise(40, step)
+        sent = send_largest(owing.enter(ONE, values.clone()), values)
+        u = 0.9 * u + values
+        v = v + u
+        places = v.abs().topk(4).indices
+        expected = torch.zeros(40).index_copy_(0, places, v[places])
+        u[places], v[places] = 0, 0
+        torch.testing.assert_close(sent, expected)
+    torch.testing.assert_close(total(owing.owed(), "x", 40), 0.5 * v)
+
+
+def test_exact_synchronisations_with_momentum_are_those_of_sgd_with_momentum() -> None:
+    """Also where tensors are laid out anew on the way, and by another rank's hand."""
+    owing, weights = Feedback(layout="here", rank=0, momentum=0.9, warmup_steps=100), torch.zeros(40)
+    reference = torch.zeros(40, requires_grad=True)
+    optimizer = torch.optim.SGD([reference], lr=1.0, momentum=0.9)
+    for step in range(12):
+        if step == 4:
+            saved, owing = owing.state_dict(), Feedback(layout="there", rank=1, momentum=0.9, warmup_steps=100)
+            owing.load_state_dicts([saved], CPU)
+        if step == 8:
+            saved, owing = owing.state_dict(), Feedback(layout="there", rank=1, momentum=0.9, warmup_steps=100)
+            owing.load_state_dicts([saved], CPU)
+        values = noise(40, step)
+        reference.grad = values.clone()
+        optimizer.step()
+        origin = ONE if step < 4 else Origin("b", (Span("x", 0, 40),), 1.0)
+        tensor = values * (0.5 / origin.weight) * 2  # of weight 0.5, two ranks have the same
+        if step < 4:
+            tensor = values.clone() * 2
+        weights -= origin.weight * send_largest(owing.enter(origin, tensor), tensor)
+    torch.testing.assert_close(weights, reference.detach())
+
+
+def test_where_nothing_is_lost_momentum_is_taken_and_what_is_owed_is_added_once() -> None:
+    """As on the one host that is left of several."""
+    lossy = Feedback(layout="here", rank=0, momentum=0.9)
+    for step in range(3):
+        values = noise(40, step)
+        send_largest(lossy.enter(ONE, values), values)
+    owed, velocity = total(lossy.owed(), "x", 40), torch.zeros(40)
+    for _, rows in lossy._accounts["a"].velocities.values():
+        velocity += 0.5 * rows[0]
+    exact = Feedback(layout="there", rank=0, momentum=0.9, loses=False)
+    exact.load_state_dicts([lossy.state_dict()], CPU)
+    for step in range(3):
+        tensor = noise(40, 10 + step)
+        velocity = 0.9 * velocity + 0.5 * tensor
+        exact.enter(ONE, tensor)
+        torch.testing.assert_close(0.5 * tensor, velocity + owed)
+        owed = torch.zeros(40)
+
+
+def test_what_is_owed_comes_not_under_momentum_once_more() -> None:
+    owing = Feedback(layout="here", rank=0, momentum=0.9)
+    for step in range(3):
+        values = noise(40, step)
+        send_largest(owing.enter(ONE, values), values)
+    owed = total(owing.owed(), "x", 40)
+    there = Feedback(layout="there", rank=0, momentum=0.9)
+    there.load_state_dicts([owing.state_dict()], CPU)
+    applied = torch.zeros(40)
+    velocity = torch.zeros(40)
+    for _, rows in owing._accounts["a"].velocities.values():
+        velocity += 0.5 * rows[0]
+    expected = owed.clone()
+    for step in range(200):
+        tensor = torch.zeros(40)
+        account = there.enter(ONE, tensor)
+        assert account.is_exact == (step == 0)
+        applied += 0.5 * send_largest(account, tensor)
+        if step == 0:
+            torch.testing.assert_close(applied, expected + 0.9 * velocity)
+    assert (applied + total(there.owed(), "x", 40) - expected).norm() <= 9 * velocity.norm() * (1 + 1e-5)
+
+
+def test_a_rank_with_momentum_goes_on_as_if_it_had_not_stopped() -> None:
+    straight, stopped = (Feedback(layout="here", rank=0, momentum=0.9) for _ in range(2))
+    for step in range(6):
+        if step == 3:
+            saved = stopped.state_dict()
+            stopped = Feedback(layout="here", rank=0, momentum=0.9)
+            stopped.load_state_dicts([saved], CPU)
+        a, b = noise(40, step), noise(40, step)
+        assert torch.equal(send_largest(straight.enter(ONE, a), a), send_largest(stopped.enter(ONE, b), b))
+
+
+@pytest.mark.parametrize("poison", [math.inf, math.nan])
+def test_a_velocity_stays_finite(poison: float) -> None:
+    owing = Feedback(layout="here", rank=0, momentum=0.9)
+    values = noise(40, 0)
+    values[3:30] = poison
+    assert not send_largest(owing.enter(ONE, values), values).isfinite().all()
+    values = noise(40, 1)
+    assert send_largest(owing.enter(ONE, values), values).isfinite().all()

@@ -112,6 +112,27 @@ def test_runs_that_are_done_are_kept_and_more_seeds_are_added() -> None:
     assert len(runs()) == 10
 
 
+def test_runs_of_a_are_taken_from_another_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    ab("--seeds", "2")
+    capsys.readouterr()
+    ab("--seeds", "3", "--a-from", "out", "-o", "second", b="lr=0.102")
+    assert runs()[4:] == ["0.102 0", "0.102 1", "0.1 2", "0.102 2"]
+    assert "taken from another experiment (seeds 0, 1)" in capsys.readouterr().out
+    first, second = (json.loads(Path(f"{folder}/result.json").read_text()) for folder in ("out", "second"))
+    assert [len(result["notes"]) for result in (first, second)] == [0, 1]
+    ab("--seeds", "3", "--a-from", "out", "-o", "second", b="lr=0.102")
+    assert len(runs()) == 8, "all are done"
+
+
+def test_runs_of_another_kind_are_not_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    ab("--seeds", "2")
+    assert ab("--seeds", "2", "--a-from", "out", "-o", "second", a="lr=0.2") == 2
+    assert "a is lr=0.1 there, and lr=0.2 here" in capsys.readouterr().err
+    assert ab("--seeds", "2", "--a-from", ".", "-o", "third") == 2
+    assert "is no folder of a hierdist ab" in capsys.readouterr().err
+    assert len(runs()) == 4
+
+
 def test_a_run_that_was_cut_short_is_run_anew() -> None:
     ab("--seeds", "2")
     Path("out/b-seed1/outcome.json").unlink()
