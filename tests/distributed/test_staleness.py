@@ -316,6 +316,17 @@ def fit_counted(context: RankContext, looks_ahead: bool) -> dict[str, int]:
     return dict(Counter(name for name in operations if name.startswith("look-up")))
 
 
+def fit_bounded(context: RankContext) -> None:
+    module = Linear()
+    module.words.max_norm = 1.0
+    trainer_on_pool(context, strategy_of()).fit(module, loader_of([batch_of(0, context.rank)]))
+
+
+def test_rows_that_a_forward_would_change_on_one_rank_are_refused(ranks: RankPool) -> None:
+    with pytest.raises(RanksFailed, match=r"words: Embedding\(sparse=True, max_norm=1.0\): forward shortens the rows"):
+        ranks.run(fit_bounded, world_size=2, fresh=True, deadline_s=60)
+
+
 def fit_refused(context: RankContext, what: str) -> str:
     module = LooksAhead("SGD")
     staleness, arguments = 1, dict[str, Any]()
