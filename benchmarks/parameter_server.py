@@ -4,9 +4,9 @@
     python -m benchmarks.parameter_server --arms synchronous stale --rate 100 --uneven 0
 
 The ids and the hosts are those of :mod:`benchmarks.sparse`; the table has 200,000 rows of 64 numbers. Each step takes
-each rank ``--compute`` seconds beside its look-ups, and in turn one rank ``--uneven`` seconds more; these are waited out
-and not computed, so that ranks do not share the processors for it. Arms alternate on the same hosts. Bytes are counted
-by the links. Needs root and iproute2. Results go to ``benchmarks/results/``.
+each rank ``--compute`` seconds beside its look-ups, and in turn one rank ``--uneven`` seconds more; these are waited
+out and not computed, so that ranks do not share the processors for it. Arms alternate on the same hosts. Bytes are
+counted by the links. Needs root and iproute2. Results go to ``benchmarks/results/``.
 """
 
 from __future__ import annotations
