@@ -12,6 +12,7 @@ from lightning_dist.config import (
     ElasticConfig,
     LocalSGDConfig,
     ParallelConfig,
+    ParameterServerConfig,
     RecomputeConfig,
     SparseConfig,
     SyncConfig,
@@ -111,6 +112,7 @@ def without_effect(
     num_hosts: int,
     device_type: str,
     has_agent: bool = False,
+    num_backwards: int | None = None,
 ) -> tuple[str, ...]:
     """What was set and does nothing here, each with the reason and what to write instead.
 
@@ -123,11 +125,13 @@ def without_effect(
         num_hosts: Hosts that were found.
         device_type: ``cpu`` or ``cuda``.
         has_agent: Whether ``hierdist launch`` has started the ranks.
+        num_backwards: Of the whole run, at most; ``None``: nobody knows.
     """
     return (
         *_elastic_without_effect(elastic, parallel, device_type=device_type, has_agent=has_agent),
         *_legs_without_effect(sync, topology, num_hosts=num_hosts),
         *_codec_without_effect(sync, parallel, num_hosts=num_hosts),
+        *_warmup_without_end(sync, num_backwards=num_backwards),
         *_rest_of_sync_without_effect(sync, parallel, device_type=device_type),
         *_parallel_without_effect(parallel, device_type=device_type),
         *_recompute_without_effect(recompute),
@@ -183,7 +187,7 @@ def _legs_without_effect(sync: SyncConfig, topology: TopologyConfig, *, num_host
 def _codec_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, num_hosts: int) -> list[str]:
     loses = sync.algorithm if sync.algorithm == "powersgd" else sync.codec
     said = [
-        f"sync.{name} has no effect with sync.codec={sync.codec}; write sync={' or '.join(allowed)}"
+        f"sync.{name} has no effect with sync.codec={sync.codec}; write {_instead(sync, name, allowed)}"
         for name, allowed in _OF_CODECS.items()
         if getattr(sync, name) != getattr(SyncConfig(), name) and loses not in allowed
     ]
@@ -209,6 +213,47 @@ def _codec_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, num_hos
         said.append(
             f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, "
             "always to the same side, and training may end elsewhere; write sync.error_feedback=true"
+        )
+    return said
+
+
+def _instead(sync: SyncConfig, name: str, allowed: tuple[str, ...]) -> str:
+    if name == "warmup_steps" and sync.algorithm == "local_sgd":
+        return "sync.local_sgd.warmup_steps for optimizer steps that all ranks make together"
+    return f"sync={' or '.join(allowed)}"
+
+
+def _warmup_without_end(sync: SyncConfig, *, num_backwards: int | None) -> list[str]:
+    loses = sync.algorithm if sync.algorithm == "powersgd" else sync.codec
+    is_over = num_backwards is None or sync.warmup_steps < num_backwards or sync.algorithm == "local_sgd"
+    if is_over or loses not in _LOSSY:
+        return []
+    return [
+        f"sync={loses} has no effect in a run of at most {num_backwards} backward passes: the first {sync.warmup_steps} are exact; write "
+        "a smaller sync.warmup_steps, or a longer run"
+    ]
+
+
+def _tables_without_effect(sync: SyncConfig) -> list[str]:
+    options, defaults = sync.parameter_server, ParameterServerConfig()
+    if sync.sparse.exchange == "rows":
+        return (
+            ["sync.parameter_server has no effect with sync.sparse.exchange=rows; write sync=parameter_server"]
+            if options != defaults
+            else []
+        )
+    said = []
+    if options.servers == "ranks":
+        said += [
+            f"sync.parameter_server.{name} has no effect with sync.parameter_server.servers=ranks; write "
+            "sync.parameter_server.servers=processes"
+            for name in ("servers_per_host", "replicas")
+            if getattr(options, name) != getattr(defaults, name)
+        ]
+    if options.max_pending != defaults.max_pending and options.staleness == 0:
+        said.append(
+            "sync.parameter_server.max_pending has no effect with sync.parameter_server.staleness=0: each step waits "
+            "for its gradients; write a staleness, or leave it out"
         )
     return said
 
@@ -240,7 +285,7 @@ def _local_sgd_without_effect(sync: SyncConfig, parallel: ParallelConfig) -> lis
 
 
 def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, device_type: str) -> list[str]:
-    said = []
+    said = _tables_without_effect(sync)
     if sync.sparse != SparseConfig() and (parallel.splits or parallel.stages):
         where = "layers that are shared by ranks" if parallel.splits else "pipeline stages"
         said.append(

@@ -169,7 +169,10 @@ def _example(key: str, text: str, field: dataclasses.Field[Any]) -> str:
             return f"{key}={parse_bytes(key, text)}"
         except ConfigError:
             pass
-    return f"{key}={4 if field.default is None else field.default}"
+    default = field.default
+    if default is None:
+        default = 0.5 if str(field.type).startswith("float") else 4
+    return f"{key}={default}"
 
 
 def _schema_node(schema: type) -> DictConfig:

@@ -261,7 +261,9 @@ class HierDistStrategy(StateStrategy):
     def _announce(self, text: str) -> None:
         """Say once which way things go, and what was set but does nothing here."""
         assert self._run is not None
+        assert self.lightning_module is not None
         rank_zero_info(text)
+        trainer = self.lightning_module.trainer
         for said in without_effect(
             self.sync_config,
             self.topology_config,
@@ -271,6 +273,7 @@ class HierDistStrategy(StateStrategy):
             num_hosts=self._run.cluster.num_hosts,
             device_type=self.root_device.type,
             has_agent=self.launched.agent is not None,
+            num_backwards=trainer.max_steps * trainer.accumulate_grad_batches if trainer.max_steps > 0 else None,
         ):
             rank_zero_warn(said)
 

@@ -160,4 +160,10 @@ def describe_shards(
         said.append(f"{num_data // shards} replicas")
     if links.secondary is not None:
         said.append("kept a second time in each host")
+    if links.rows is not None:
+        said.append("gradients of matrices cross hosts as products of two thin ones")
+    elif links.scatter.codec is not None:
+        said.append(f"gradients cross hosts as {links.scatter.codec.name}")
+    if links.gathers is not None:
+        said.append(f"parameters as {links.gathers.name}")
     return f"hierdist: {describe_ranks(run.cluster)}; {parallel.mode}: {', '.join(said)}\n{sharded.description}"

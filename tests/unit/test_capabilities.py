@@ -10,6 +10,7 @@ from lightning_dist.capabilities import refuse_combinations, without_effect
 from lightning_dist.config import (
     PARALLEL_MODES,
     ParallelConfig,
+    ParameterServerConfig,
     PipelineConfig,
     ProbeConfig,
     RecomputeConfig,
@@ -21,6 +22,7 @@ from lightning_dist.config import (
 from lightning_dist.errors import CombinationError
 
 SWITCHES = {"x": ["a"], "y": ["b"]}
+SERVED = {"sparse": SparseConfig(exchange="parameter_server")}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,21 @@ SWITCHES = {"x": ["a"], "y": ["b"]}
         ({"everywhere": True}, {}, 2, "cpu", "sync.everywhere"),
         ({"everywhere": True, "codec": "int8", "algorithm": "flat"}, {}, 2, "cpu", "sync.everywhere"),
         ({"codec": "bf16", "warmup_steps": 3}, {}, 2, "cpu", "sync.warmup_steps"),
+        ({"parameter_server": ParameterServerConfig(staleness=2)}, {}, 2, "cpu", "sync.parameter_server has"),
+        (
+            {**SERVED, "parameter_server": ParameterServerConfig(replicas=1)},
+            {},
+            2,
+            "cpu",
+            "sync.parameter_server",
+        ),
+        (
+            {**SERVED, "parameter_server": ParameterServerConfig(max_pending=2)},
+            {},
+            2,
+            "cpu",
+            "sync.parameter_server",
+        ),
         ({}, {"tiers": "two_tier", "switches": SWITCHES}, 2, "cpu", "topology.switches"),
         ({}, {"probe": ProbeConfig(refresh=True)}, 2, "cpu", "topology.probe.refresh"),
         ({"shared_memory": "off"}, {}, 2, "cuda", "sync.shared_memory"),
@@ -53,6 +70,32 @@ def test_a_setting_without_effect_is_named(
     )
     assert said.startswith(named)
     assert "no effect" in said
+
+
+@pytest.mark.parametrize(
+    ("sync", "num_backwards", "is_said"),
+    [
+        ({"codec": "onebit", "warmup_steps": 100}, 100, True),
+        ({"codec": "onebit", "warmup_steps": 100}, 101, False),
+        ({"codec": "onebit", "warmup_steps": 100}, None, False),
+        ({"algorithm": "powersgd", "warmup_steps": 5}, 3, True),
+        ({"codec": "int8"}, 1, False),
+    ],
+)
+def test_a_warm_up_that_outlasts_the_run_is_named(
+    sync: dict[str, Any], num_backwards: int | None, is_said: bool
+) -> None:
+    said = without_effect(
+        SyncConfig(**sync),
+        TopologyConfig(),
+        ParallelConfig(),
+        RecomputeConfig(),
+        num_hosts=2,
+        device_type="cpu",
+        num_backwards=num_backwards,
+    )
+    assert [text for text in said if "smaller sync.warmup_steps" in text] == list(said)
+    assert len(said) == is_said
 
 
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk"])
