@@ -31,7 +31,7 @@ from lightning_dist.elastic.policy.sizes import sizes_of
 from lightning_dist.errors import CheckpointError
 from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, checkpoints
-from lightning_dist.modes.kept_feedback import warn_of_lost_feedback, warn_of_lost_workers
+from lightning_dist.modes.kept_feedback import forget_feedback, warn_of_lost_feedback, warn_of_lost_workers
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.rank_strategy import RankStrategy
@@ -246,6 +246,7 @@ class StateStrategy(RankStrategy):
         if self._mode is not None:
             states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
             checkpoint = {**checkpoint, "optimizer_states": states}
+            forget_feedback(self._mode)
         super().load_optimizer_state_dict(checkpoint)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:

@@ -55,6 +55,11 @@ class TableProcesses:
         self._lines: list[Line] = []
         self._handover: Handover | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """Of the process that is asked for each rank's rows, for people."""
+        return [str(homes[0]) for homes in self._homes]
+
     def shard_of(self, values: Tensor, table: Table, number: int) -> RemoteShard:
         """A table's shard of this rank, whose values go to its processes when they are opened.
 

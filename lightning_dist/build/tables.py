@@ -182,7 +182,8 @@ class TableService:
         pulls = self._processes.open(served, store=store, secret=secret, address=address)
         for weight in self.tables.by_parameter:
             weight.data = weight.data.new_empty((0, *weight.shape[1:]))
-        return server, open_client(pulls, pushes=addresses, alarm=run.collectives.alarm)
+        names = self._processes.names
+        return server, open_client(pulls, pushes=addresses, alarm=run.collectives.alarm, names=names)
 
 
 def _agreed_secret(store: dist.Store, rank: int) -> bytes:

@@ -7,7 +7,7 @@ What a sharded checkpoint holds, by name:
 - ``optimizer/<i>/rank/<r>``: its other values, and how its parameters are grouped;
 - ``lightning``: all else of the dictionary, as rank 0 has it;
 - ``rank/<r>``: a rank's random state, and where its data loaders are;
-- ``feedback/<r>``: what a rank's codec has lost of gradients, and is to be sent still.
+- ``feedback/<r>`` and ``feedback/<r>/values``: what a rank's codec has lost of gradients, and is to be sent still.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lightning_dist.config import CheckpointConfig
 from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes import random_states
-from lightning_dist.modes.kept_feedback import FEEDBACK, WINDOW, load_feedback
+from lightning_dist.modes.kept_feedback import FEEDBACK, WINDOW, kept_feedback, load_feedback
 from lightning_dist.modes.local_state import OwnState
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, Stored, TensorToFill, whole_to_fill
@@ -135,7 +135,9 @@ def save(
     objects[name] = made({"random": random_states.collect(), "loaders": _loaders_of(rest)}, name)
     feedback = mode.feedback if is_for_resuming else None
     if feedback is not None:
-        objects[f"{FEEDBACK}{rank}"] = made(feedback.state_dict(), f"{FEEDBACK}{rank}")
+        kept, owed = kept_feedback(feedback, rank)
+        objects[f"{FEEDBACK}{rank}"] = made(kept, f"{FEEDBACK}{rank}")
+        tensors = [*tensors, *owed] if owed else tensors
     if rank == 0:
         objects[REST] = made({"checkpoint": rest, "state_dict": others}, REST)
     record = {

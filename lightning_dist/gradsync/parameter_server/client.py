@@ -21,6 +21,7 @@ from lightning_dist.gradsync.parameter_server.stepping import Options
 from lightning_dist.gradsync.sparse.rows import Rows, Table, to_bytes
 
 Address = tuple[str, int]
+_AGAIN_S = 0.05  # between two tries to come to a server that has broken a connection
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class RowClient:
         pushes: Who takes gradients for each rank's rows; the same, if not given. If others do, those who answer may be
             started again: a look-up whose connection breaks is made once more.
         alarm: Given the seconds waited for such a server, says why to give up, or ``None``.
+        names: Of who answers for each rank's rows, for people.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class RowClient:
         timeout_s: float,
         pushes: Sequence[Address] | None = None,
         alarm: Alarm = lambda waited_s: None,
+        names: Sequence[str] | None = None,
     ) -> None:
         self._rank = rank
         self._asked = _others(pulls, rank)
@@ -112,6 +115,7 @@ class RowClient:
         self._secret = secret
         self._timeout_s = timeout_s
         self._alarm = alarm
+        self._names = names or [f"the parameter server of rank {each}" for each in range(len(pulls))]
         self._asking: dict[int, socket.socket] = {}
         self._pushing: dict[int, socket.socket] = {}
         self._one_asks = threading.Lock()
@@ -216,7 +220,7 @@ class RowClient:
             except OSError:
                 if not self._may_return:
                     raise
-                self._connect_again()  # and who serves now does not know what was pulled
+                _close_all(self._asking)  # and who serves now does not know what was pulled
                 found = self._until_answered(lambda: self._pull_once(ahead.wanted, version, keep=False, is_early=False))
                 for values, fresh in zip(ahead.values, found.values, strict=True):
                     values.copy_(fresh)
@@ -238,29 +242,31 @@ class RowClient:
         start_s = time.monotonic()
         while True:
             try:
+                self._connect_missing()
                 return ask()
             except OSError as error:
                 waited_s = time.monotonic() - start_s
                 if not self._may_return or self._closed.is_set() or waited_s >= self._timeout_s:
                     raise
                 if (alarm := self._alarm(waited_s)) is not None:
-                    raise PeerLostError(f"a parameter server does not answer: {alarm}") from error
-                self._connect_again()
+                    raise PeerLostError(f"a server of rows does not answer: {alarm}") from error
+                _close_all(self._asking)  # answers to what was asked before may be under way on any of them
+                self._closed.wait(_AGAIN_S)
 
-    def _connect_again(self) -> None:
-        """Answers to what was asked before may be under way on any connection, so all are new."""
-        _close_all(self._asking)
-        for server, address in self._asked.items():
+    def _connect_missing(self) -> None:
+        if not self._may_return:
+            return
+        for server in self._asked.keys() - self._asking.keys():
             try:
-                self._asking[server] = connected(address, self._secret, self._timeout_s)
-            except OSError as error:
-                raise PeerLostError(f"the parameter server with the rows of rank {server} is gone: {error}") from error
+                self._asking[server] = connected(self._asked[server], self._secret, self._timeout_s)
+            except (ConnectionRefusedError, wire.WrongSecretError) as error:
+                raise PeerLostError(f"{self._names[server]} is gone: {error}") from error
 
     def _answer_of(self, server: int) -> list[int]:
         """How many rows of each part follow."""
         answer = wire.receive(self._asking[server])
         if "error" in answer:
-            raise PeerLostError(f"the parameter server of rank {server} says: {answer['error']}")
+            raise PeerLostError(f"{self._names[server]} says: {answer['error']}")
         return [int(count) for count in answer["rows"]]
 
 
