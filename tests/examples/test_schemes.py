@@ -49,7 +49,6 @@ SCHEMES = {
     "onebit": ["sync.warmup_steps=2"],
     "topk": [],
     "powersgd": [],
-    "local_sgd": ["sync.local_sgd.every=2"],
     "auto": [],
     "local_sgd": ["sync.local_sgd.every=3"],  # HALF lies between two synchronisations
     "parameter_server": [],  # the model has no table to serve: as hierarchical
