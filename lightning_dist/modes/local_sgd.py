@@ -8,6 +8,7 @@ Note [Which weights are where]
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -134,7 +135,7 @@ class LocalMode(Mode):
         super().end_training()
         if self._local is not None:
             self._local.finish()
-            self._local = self._state = None  # what is evaluated later is what is there
+            self.forget()
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """In a fit, of the outer weights."""
@@ -171,6 +172,13 @@ class LocalMode(Mode):
         if self._local is None or not self._local.weights.has_begun:
             return held
         return held.among(self._workers.own, model=False)
+
+    def forget(self) -> None:
+        """What was made apart is over, or not what training goes on from; the loop knows how many steps were made."""
+        super().forget()
+        self._knows_step = False
+        if self._local is not None:
+            self._local.forget()
 
     def has_taken(self) -> None:
         """A checkpoint has said how many steps were made, and what each worker has."""
@@ -226,8 +234,9 @@ class LocalDataParallelMode(LocalMode, DataParallelMode):
 
     def rewrap(self) -> nn.Module:
         """For the parameters that want gradients now, and among those that train together now."""
-        if not self._is_apart and not self.is_exact:
-            self._is_apart, self._all_reduce = True, self._inside
+        if self._is_apart == self.is_exact:
+            self._is_apart = not self.is_exact
+            self._all_reduce = self._inside if self._is_apart else self._world
             if self._local is None:  # else they have been together
                 _sync_module_states(self.module)
         return super().rewrap()
@@ -236,7 +245,7 @@ class LocalDataParallelMode(LocalMode, DataParallelMode):
     def needs_rewrap(self) -> bool:
         """Also when workers begin to train apart."""
         self._know_step()
-        return super().needs_rewrap or (not self._is_apart and not self.is_exact)
+        return super().needs_rewrap or self._is_apart == self.is_exact
 
     @property
     def _reducing(self) -> RankGroup | None:
@@ -274,6 +283,12 @@ class LocalShardedMode(LocalMode, ShardedMode):
         assert self._model is not None
         assert self._links is not None
         self._links.part(self._model)
+
+    def forget(self) -> None:
+        """What has parted does not meet at each step again."""
+        super().forget()
+        if self._local is not None and self._has_parted:
+            self._local.timetable = dataclasses.replace(self._local.timetable, warmup_steps=0)
 
     def _start_of(self, parameter: nn.Parameter) -> int:
         """Shards are rows."""
