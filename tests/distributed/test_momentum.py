@@ -121,7 +121,12 @@ def owner_of(piece: int, hosts: list[list[int]], encodes: bool) -> int:
     return next(number for number, ranks in enumerate(hosts) if piece in ranks)
 
 
-CASES = {f"{mode}-{layout}": (mode, layout) for mode in ("ddp", "zero1", "zero2", "hsdp") for layout in LAYOUTS if "+" in layout}
+CASES = {
+    f"{mode}-{layout}": (mode, layout)
+    for mode in ("ddp", "zero1", "zero2", "hsdp")
+    for layout in LAYOUTS
+    if "+" in layout
+}
 del CASES["hsdp-3+1"], CASES["zero1-3+1"]
 
 
