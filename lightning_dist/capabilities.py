@@ -10,6 +10,7 @@ import dataclasses
 
 from lightning_dist.config import (
     ElasticConfig,
+    LocalSGDConfig,
     ParallelConfig,
     RecomputeConfig,
     SparseConfig,
@@ -52,6 +53,8 @@ def refuse_combinations(
             f"sync=powersgd with {where}: factors are of whole matrices, of which ranks have parts there, or none; "
             f"write sync={instead}, or parallel={', '.join(_IN_PLACE)} or hsdp"
         )
+    if sync is not None and sync.algorithm == "local_sgd":
+        _refuse_local_sgd(parallel, sync)
     encoded = f"sync.codec={sync.codec}" if sync is not None and sync.codec in _LOSSY else ""
     if sync is not None and sync.gathers != "same":
         encoded = encoded or f"sync.gathers={sync.gathers}"
@@ -72,6 +75,19 @@ def refuse_combinations(
             f"recompute=selective with parallel.pipeline.schedule={schedule}, which walks each block twice in "
             "backward, and torch's selective checkpoints once: write recompute=full, or "
             "parallel.pipeline.schedule=interleaved_1f1b"
+        )
+
+
+def _refuse_local_sgd(parallel: ParallelConfig, sync: SyncConfig) -> None:
+    if parallel.stages or parallel.splits or parallel.mode not in ("ddp", *_GATHERING):
+        raise CombinationError(
+            f"sync=local_sgd with parallel={parallel.mode}: a host is to train on its own, with the whole model or its "
+            "shards; write parallel=ddp or zero2 (zero3, whose shards then lie inside hosts, as those of hsdp do)"
+        )
+    if sync.local_sgd.workers == "ranks" and parallel.mode != "ddp":
+        raise CombinationError(
+            f"sync.local_sgd.workers=ranks with parallel={parallel.mode}: shards lie inside a worker, and a rank has "
+            "none to share with; write parallel=ddp, or sync.local_sgd.workers=hosts"
         )
 
 
@@ -145,6 +161,11 @@ def _legs_without_effect(sync: SyncConfig, topology: TopologyConfig, *, num_host
         )
     elif num_hosts == 1 and sync.algorithm == "powersgd":
         said.append("sync=powersgd has no effect on one host: nothing crosses between hosts; write sync=hierarchical")
+    elif num_hosts == 1 and sync.algorithm == "local_sgd" and sync.local_sgd.workers == "hosts":
+        said.append(
+            "sync=local_sgd has no effect on one host, which is one worker: gradients are averaged each step; write "
+            "sync=hierarchical, or sync.local_sgd.workers=ranks"
+        )
     elif num_hosts == 1 and sync.codec != "same" and not sync.everywhere:
         said.append(
             f"sync.codec={sync.codec} has no effect on one host: nothing crosses between hosts; write sync=hierarchical"
@@ -168,13 +189,18 @@ def _codec_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, num_hos
     ]
     if sync.powersgd != SyncConfig().powersgd and sync.algorithm != "powersgd":
         said.append(f"sync.powersgd has no effect with sync.algorithm={sync.algorithm}; write sync=powersgd")
+    said += _local_sgd_without_effect(sync, parallel)
     if sync.everywhere and (sync.codec == sync.gathers == "same" or (sync.algorithm == "flat" and num_hosts > 1)):
         said.append(
             f"sync.everywhere=true has no effect with sync.algorithm={sync.algorithm} and sync.codec={sync.codec}: "
             "there is no leg inside a host that could be encoded; write sync.everywhere=false, or sync=int8 with it"
         )
     gathering = (*_GATHERING, "hsdp") if sync.everywhere else _GATHERING
-    if sync.gathers != "same" and (parallel.mode not in gathering or (num_hosts == 1 and not sync.everywhere)):
+    if (
+        sync.algorithm != "local_sgd"
+        and sync.gathers != "same"
+        and (parallel.mode not in gathering or (num_hosts == 1 and not sync.everywhere))
+    ):
         said.append(
             f"sync.gathers={sync.gathers} has no effect with parallel.mode={parallel.mode} on {num_hosts} host(s): "
             "no parameters cross between hosts; write sync.gathers=same"
@@ -183,6 +209,32 @@ def _codec_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, num_hos
         said.append(
             f"sync.error_feedback=false with sync={loses}: what it loses of a gradient is lost for good, "
             "always to the same side, and training may end elsewhere; write sync.error_feedback=true"
+        )
+    return said
+
+
+def _local_sgd_without_effect(sync: SyncConfig, parallel: ParallelConfig) -> list[str]:
+    options, said = sync.local_sgd, []
+    if sync.algorithm != "local_sgd":
+        if options != LocalSGDConfig():
+            said.append(f"sync.local_sgd has no effect with sync.algorithm={sync.algorithm}; write sync=local_sgd")
+        return said
+    if not options.outer_momentum and not options.nesterov:
+        said.append("sync.local_sgd.nesterov has no effect with sync.local_sgd.outer_momentum=0; leave it out")
+    if options.overlap_steps and options.kept == 0.0:
+        said.append(
+            f"sync.local_sgd.mixing=0 throws away the {options.overlap_steps} steps that are made while a fragment is "
+            "on its way, so that they have no effect: write sync.local_sgd.mixing=0.5"
+        )
+    if sync.gathers != "same":
+        said.append(
+            f"sync.gathers={sync.gathers} has no effect with sync=local_sgd: parameters are gathered inside hosts; "
+            "write sync.gathers=same"
+        )
+    if parallel.secondary_shard != "off" and parallel.shards:
+        said.append(
+            f"parallel.secondary_shard={parallel.secondary_shard} has no effect with sync=local_sgd, whose shards lie "
+            "inside hosts anyway; write parallel.secondary_shard=off"
         )
     return said
 

@@ -31,7 +31,7 @@ from lightning_dist.elastic.policy.sizes import sizes_of
 from lightning_dist.errors import CheckpointError
 from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, checkpoints
-from lightning_dist.modes.kept_feedback import warn_of_lost_feedback
+from lightning_dist.modes.kept_feedback import forget_feedback, warn_of_lost_feedback, warn_of_lost_workers
 from lightning_dist.modes.mode import unwrapped
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.rank_strategy import RankStrategy
@@ -246,6 +246,7 @@ class StateStrategy(RankStrategy):
         if self._mode is not None:
             states = self._mode.optimizer_states_to_load(self.optimizers, checkpoint["optimizer_states"])
             checkpoint = {**checkpoint, "optimizer_states": states}
+            forget_feedback(self._mode)
         super().load_optimizer_state_dict(checkpoint)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
@@ -254,6 +255,7 @@ class StateStrategy(RankStrategy):
             super().save_checkpoint(checkpoint, filepath, storage_options)
             if self._mode is not None and "optimizer_states" in checkpoint:
                 warn_of_lost_feedback(self._mode)
+                warn_of_lost_workers(self._mode)
             if self.lightning_module is not None and "optimizer_states" in checkpoint:
                 _tell_committed(pulse_of(self.lightning_module.trainer), checkpoint["global_step"])
             return

@@ -2,7 +2,7 @@
 
 from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver
 from lightning_dist.build.data import layout_of, replicas_of
-from lightning_dist.build.feedback import low_rank_feedback_of
+from lightning_dist.build.feedback import can_take_over, low_rank_feedback_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -10,6 +10,15 @@ from lightning_dist.build.gradients import (
     wrap_data_parallel,
 )
 from lightning_dist.build.host_reading import open_host_reading
+from lightning_dist.build.local_sgd import (
+    describe_local_sgd,
+    exactly,
+    local_sgd_of,
+    open_outer_lanes,
+    open_shard_links_inside,
+    open_worker_gradients,
+    workers_of,
+)
 from lightning_dist.build.pipeline import (
     average_stages,
     cut_into_stages,
@@ -43,9 +52,17 @@ __all__ = [
     "TableService",
     "average_parts",
     "average_stages",
+    "can_take_over",
     "cut_into_stages",
     "describe",
     "describe_boundaries",
+    "describe_local_sgd",
+    "exactly",
+    "local_sgd_of",
+    "open_outer_lanes",
+    "open_shard_links_inside",
+    "open_worker_gradients",
+    "workers_of",
     "describe_shards",
     "describe_stages",
     "describe_tables",

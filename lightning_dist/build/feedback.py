@@ -11,6 +11,9 @@ from lightning_dist.comm.feedback import Feedback
 from lightning_dist.config import SyncConfig
 from lightning_dist.gradsync.powersgd import LowRankFeedback
 
+BETWEEN_WORKERS = ", between workers"
+"""Ends the mode of what is owed of weights that workers have gone, and not of gradients."""
+
 
 def low_rank_feedback_of(run: RunContext, sync: SyncConfig, *, mode: str = "ddp") -> LowRankFeedback | None:
     """Accounts and factors of ``sync=powersgd``; ``None`` where gradients travel whole, on one host too.
@@ -73,6 +76,23 @@ def feedback_of(run: RunContext, sync: SyncConfig, *, mode: str) -> Feedback | N
         loses=crosses or (sync.everywhere and run.cluster.world_size > 1),
         momentum=momentum,
     )
+
+
+def can_take_over(saved: str, present: str) -> bool:
+    """Whether what a run owed is of what another sends, whatever its ranks.
+
+    What is owed of weights is never added to gradients, nor the other way; and of shards that workers average it stays
+    with those who have them.
+
+    Args:
+        saved: Layout of the accounts that were saved.
+        present: Layout of those that are to take over.
+    """
+    if saved == present:
+        return True
+    modes = [str(json.loads(layout).get("mode", "ddp")) for layout in (saved, present)]
+    between = [mode.endswith(BETWEEN_WORKERS) for mode in modes]
+    return not any(between) or (all(between) and all(mode.startswith("ddp,") for mode in modes))
 
 
 def _numbered_hosts(run: RunContext) -> list[int]:

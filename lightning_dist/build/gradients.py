@@ -10,6 +10,7 @@ import torch
 from lightning_dist.build.feedback import feedback_of
 from lightning_dist.build.run import RunContext, describe_ranks, side_stream
 from lightning_dist.build.tables import TableService
+from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import MIB, ParallelConfig, SyncConfig
@@ -45,6 +46,7 @@ def wrap_data_parallel(
     sync: SyncConfig,
     extra: Mapping[str, object],
     low_rank: LowRankFeedback | None = None,
+    inside: RankGroup | None = None,
 ) -> DataParallel:
     """Wrap a module so that its gradients are averaged by ``all_reduce``; every rank calls it.
 
@@ -57,6 +59,8 @@ def wrap_data_parallel(
         sync: For the size of buckets.
         extra: Further arguments of :class:`~torch.nn.parallel.DistributedDataParallel`, as the user gave them.
         low_rank: What is kept of matrices that travel as factors; ``None``: all travel whole.
+        inside: The ranks that train together, and have the same values already; all ranks, and rank 0's values, if not
+            given.
     """
     arguments: dict[str, object] = {
         "find_unused_parameters": parallel.find_unused_parameters,
@@ -67,6 +71,8 @@ def wrap_data_parallel(
     }
     if not parallel.broadcast_buffers:  # torch 2.13 warns of it by name, also at its default
         arguments["broadcast_buffers"] = False
+    if inside is not None:
+        arguments.update(process_group=inside.process_group, init_sync=False)
     with side_stream(run.device), run.collectives.opening("wrapping the model", run.world):
         device_ids = [run.device.index] if run.device.type == "cuda" else None
         wrapped = DataParallel(module, operation=run.operation, device_ids=device_ids, **arguments)

@@ -173,14 +173,14 @@ class Account:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors on the CPU."""
+        """Plain values and tensors, those that are in use."""
         state = {
             "key": self.origin.key,
             "spans": [tuple(span) for span in self.origin.spans],
             "weight": self.origin.weight,
-            "residues": [(tuple(place), rows.cpu()) for place, rows in self.residues.values()],
+            "residues": [(tuple(place), rows) for place, rows in self.residues.values()],
         }
-        velocities = [(tuple(place), rows.cpu()) for place, rows in self.velocities.values()]
+        velocities = [(tuple(place), rows) for place, rows in self.velocities.values()]
         return {**state, "velocities": velocities} if velocities else state
 
 
@@ -200,7 +200,7 @@ def account_of(saved: Mapping[str, Any], *, rank: int, keeps: bool, momentum: fl
     account = Account(origin, rank=rank, keeps=keeps, momentum=momentum)
     kept = {"residues": account.residues, "velocities": account.velocities if momentum else {}}
     for name, slots in kept.items():
-        for fields, rows in saved.get(name, ()):
-            place = Place(*fields)
+        for (kind, starts, end, unit), rows in saved.get(name, ()):
+            place = Place(kind, tuple(starts), end, unit)
             slots[place.kind, place.starts[0]] = place, rows.to(device)
     return account

@@ -102,6 +102,32 @@ class GroupVote:
         """Nothing: the group belongs to who made it."""
 
 
+class PartingVote:
+    """:meth:`Agreement.any_of` among all ranks, and after :meth:`part` among those that train together.
+
+    Args:
+        everyone: Until then.
+        inside: From then on.
+    """
+
+    def __init__(self, everyone: Agreement, inside: GroupVote) -> None:
+        self._everyone = everyone
+        self._inside = inside
+        self._has_parted = False
+
+    def part(self) -> None:
+        """Workers train apart from now on."""
+        self._has_parted = True
+
+    def any_of(self, said: Sequence[bool]) -> list[bool]:
+        """Say yes or no to some questions, as many on each rank; to each, whether any rank said yes."""
+        return self._inside.any_of(said) if self._has_parted else self._everyone.any_of(said)
+
+    def close(self) -> None:
+        """Release the group of all ranks. Safe to call twice."""
+        self._everyone.close()
+
+
 class DelayedVote:
     """Wishes that any rank may have, known to all at the same call, without waiting on the training path.
 

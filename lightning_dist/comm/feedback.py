@@ -132,14 +132,17 @@ class Feedback:
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors on the CPU, to be saved by each rank for itself, between two windows."""
+        """Plain values and tensors, to be saved by each rank for itself, between two windows.
+
+        The tensors are those that are in use.
+        """
         return {
             "layout": self._layout,
             "window": self._window,
             "seen": sorted(self._seen),
             "accounts": [account.state_dict() for account in self._accounts.values()],
-            "filed": _on_cpu(self._filed),
-            **({"moving": _on_cpu(self._moving)} if self._moving else {}),
+            "filed": _copied(self._filed),
+            **({"moving": _copied(self._moving)} if self._moving else {}),
         }
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]], device: torch.device, *, window: int = 0) -> None:
@@ -186,7 +189,7 @@ class Feedback:
         """Add to this rank's gradients what is filed of them."""
         if self._moving:
             _settle(self._moving, account.origin, flat)
-        if not self.loses:  # all crosses as it is, and momentum may be taken before what is owed is added
+        if self._momentum and not self.loses:  # momentum may be taken here, before what is owed is added
             whole = Place("whole", (0,), flat.numel(), 1.0)
             flat.copy_(account.accelerated(flat.unsqueeze(0), whole)[0])
         elif account.is_settling:
@@ -208,8 +211,8 @@ def _on(device: torch.device, filed: _Filed) -> Iterator[tuple[str, int, torch.T
     return ((name, low, values.to(device)) for name, pieces in filed.items() for low, values in pieces)
 
 
-def _on_cpu(filed: _Filed) -> _Filed:
-    return {name: [(low, values.cpu()) for low, values in pieces] for name, pieces in filed.items()}
+def _copied(filed: _Filed) -> _Filed:
+    return {name: list(pieces) for name, pieces in filed.items()}
 
 
 def _settle(filed: _Filed, origin: Origin, flat: torch.Tensor) -> None:

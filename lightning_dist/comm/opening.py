@@ -105,6 +105,49 @@ def open_all_reduce(
     )
 
 
+def open_all_reduce_inside(
+    parts: Sequence[Sequence[int]],
+    *,
+    config: SyncConfig,
+    collectives: Collectives,
+    device: torch.device,
+    rank: int,
+    store: dist.Store,
+    purpose: str = "inside",
+) -> HierarchicalAllReduce:
+    """An all-reduce inside each of some groups whose ranks sit on one host, so that nothing of it crosses hosts.
+
+    Args:
+        parts: Global ranks group by group, of any size; every rank is in one. The other arguments are those of
+            :func:`open_all_reduce`.
+        config: How to synchronise; exact, whatever its codec.
+        collectives: The seam.
+        device: Where the tensors live.
+        rank: This process's global rank.
+        store: Shared by all ranks.
+        purpose: Keeps its keys and group names apart from others'.
+    """
+    config = dataclasses.replace(config, algorithm="hierarchical", codec="same", everywhere=False)
+    own = next(tuple(part) for part in parts if rank in part)
+    plan = LegPlan(Tier.HOST, tuple(tuple(part) for part in parts), len(own))
+    slot_bytes = -(-config.chunk_bytes // _SLOT_ALIGNMENT) * _SLOT_ALIGNMENT
+    opening = _Opening(config, collectives, device, rank, purpose, store, slot_bytes)
+    groups: list[RankGroup] = []
+    may_share = device.type == "cpu" and config.shared_memory == "auto" and any(len(part) > 1 for part in parts)
+    leg = _open_inner_leg(plan, 0, True, opening, groups) if may_share else _open_top_leg(plan, True, opening, groups)
+    keys = dist.PrefixStore(f"hierdist/{purpose}/{own[0]}/signatures/", store)
+    return HierarchicalAllReduce(
+        [leg],
+        groups,
+        collectives=collectives,
+        chunk_bytes=config.chunk_bytes if may_share else 1 << 62,
+        device=device,
+        world_size=len(own),
+        is_first=rank == own[0],
+        signatures=SignatureCheck(keys, collectives=collectives, ranks=own),
+    )
+
+
 def open_all_reduce_across(
     parts: Sequence[Sequence[int]],
     *,

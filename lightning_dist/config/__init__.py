@@ -9,6 +9,7 @@ from lightning_dist.config.checkpoint import CHECKPOINT_PRESETS, ON_FAILURE, WHE
 from lightning_dist.config.checks import BYTE_UNITS, MIB, parse_bytes
 from lightning_dist.config.data import EPOCHS, LAST_BATCHES, ON_UNREADABLE, READERS, DataConfig
 from lightning_dist.config.elastic import BATCHES, ELASTIC_PRESETS, RATES, ElasticConfig
+from lightning_dist.config.local_sgd import WORKERS, LocalSGDConfig
 from lightning_dist.config.monitor import MONITOR_PRESETS, MonitorConfig
 from lightning_dist.config.parallel import (
     PARALLEL_MODES,
@@ -58,6 +59,7 @@ __all__ = [
     "GATHERS",
     "LAST_BATCHES",
     "LOSS_REDUCTIONS",
+    "LocalSGDConfig",
     "MIB",
     "MONITOR_PRESETS",
     "MonitorConfig",
@@ -95,6 +97,7 @@ __all__ = [
     "TopologyConfig",
     "UNEVEN_INPUTS",
     "WHEN_BUSY",
+    "WORKERS",
     "from_mapping",
     "parse_bytes",
     "resolve",

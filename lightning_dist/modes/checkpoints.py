@@ -7,7 +7,7 @@ What a sharded checkpoint holds, by name:
 - ``optimizer/<i>/rank/<r>``: its other values, and how its parameters are grouped;
 - ``lightning``: all else of the dictionary, as rank 0 has it;
 - ``rank/<r>``: a rank's random state, and where its data loaders are;
-- ``feedback/<r>``: what a rank's codec has lost of gradients, and is to be sent still.
+- ``feedback/<r>`` and ``feedback/<r>/values``: what a rank's codec has lost of gradients, and is to be sent still.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from lightning_dist.config import CheckpointConfig
 from lightning_dist.elastic.launched import launched
 from lightning_dist.errors import CheckpointError, CombinationError, StateMismatchError
 from lightning_dist.modes import random_states
-from lightning_dist.modes.kept_feedback import FEEDBACK, WINDOW, load_feedback
+from lightning_dist.modes.kept_feedback import FEEDBACK, WINDOW, kept_feedback, load_feedback
+from lightning_dist.modes.local_state import OwnState
 from lightning_dist.modes.mode import Mode
 from lightning_dist.parallel.held_state import HeldState, Stored, TensorToFill, whole_to_fill
 from lightning_dist.parallel.tensor import keep_list_options
@@ -116,7 +117,11 @@ def save(
     rest = dict(checkpoint)
     is_for_resuming = "optimizer_states" in rest  # not with save_weights_only
     model, states = rest.pop("state_dict", {}), rest.pop("optimizer_states", ())
-    tensors = saver.held.of(mode.held_state, model, optimizers, states, prefixes=_prefix_of)
+    local = mode.local_state
+    if local is not None and local.is_apart:
+        tensors = local.held(saver.held, mode.held_state, model, optimizers, states, _prefix_of)
+    else:
+        tensors = saver.held.of(mode.held_state, model, optimizers, states, prefixes=_prefix_of)
     others = {name: value for name, value in model.items() if not isinstance(value, Tensor)}
     rank = mode.setting.run.rank
     objects: dict[str, Encoded] = {}
@@ -130,7 +135,9 @@ def save(
     objects[name] = made({"random": random_states.collect(), "loaders": _loaders_of(rest)}, name)
     feedback = mode.feedback if is_for_resuming else None
     if feedback is not None:
-        objects[f"{FEEDBACK}{rank}"] = made(feedback.state_dict(), f"{FEEDBACK}{rank}")
+        kept, owed = kept_feedback(feedback, rank)
+        objects[f"{FEEDBACK}{rank}"] = made(kept, f"{FEEDBACK}{rank}")
+        tensors = [*tensors, *owed] if owed else tensors
     if rank == 0:
         objects[REST] = made({"checkpoint": rest, "state_dict": others}, REST)
     record = {
@@ -141,6 +148,7 @@ def save(
         "hosts": list(mode.setting.run.cluster.host_of_rank),
         "parallel": mode.setting.parallel.mode,
         "options": mode.setting.options,
+        **({} if local is None or not is_for_resuming else local.record()),
         WINDOW: None if feedback is None else feedback.window,
         "torch": torch.__version__,
         "lightning": rest.get("pytorch-lightning_version"),
@@ -329,17 +337,21 @@ def load_optimizers(
         StateMismatchError: The checkpoint has other optimizers, or their parameters are grouped in another way.
     """
     held = mode.held_state()
+    local = mode.local_state
+    own = local.own_of(opened.manifest) if local is not None else OwnState("", None)
     try:
-        _load_optimizers(opened, held, optimizers, rank, relay)
+        _load_optimizers(opened, held, optimizers, rank, own, relay)
     except CheckpointError as error:  # the same on all ranks
         stored = None if isinstance(error, StateMismatchError) else _in_storage(opened, relay)
         if stored is None:
             raise
         warnings.warn(f"{opened.stored_at} is read from storage: {error}", stacklevel=2)
         opened = stored
-        _load_optimizers(opened, held, optimizers, rank, relay)
+        _load_optimizers(opened, held, optimizers, rank, own, relay)
     names = {name for optimizer in optimizers for name in held.names_held(optimizer)}
     load_feedback(opened.folder, opened.manifest, mode, names)
+    if local is not None and local.load(opened.folder, opened.manifest, held, MODEL):
+        mode.has_taken()
 
 
 def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
@@ -357,18 +369,28 @@ def _in_storage(opened: Opened, relay: HostRelay | None) -> Opened | None:
 
 
 def _load_optimizers(
-    opened: Opened, held: HeldState, optimizers: list[torch.optim.Optimizer], rank: int, relay: HostRelay | None
+    opened: Opened,
+    held: HeldState,
+    optimizers: list[torch.optim.Optimizer],
+    rank: int,
+    own: OwnState,
+    relay: HostRelay | None,
 ) -> None:
     manifest = opened.manifest
+    if own.root:  # ranks of a host may read what others do not
+        relay = None
     for index, optimizer in enumerate(optimizers):
         prefix = f"{OPTIMIZER}{index}/"
         names = [name for name in manifest.objects if name.startswith(prefix + RANK)]
+        if own.ranks is not None:
+            names = [f"{prefix}{RANK}{each}" for each in own.ranks if f"{prefix}{RANK}{each}" in names] or names
         if not names:
             raise StateMismatchError(
                 f"{opened.folder.url} has no state of optimizer {index}; {len(optimizers)} are to be loaded"
             )
-        to_fill = list(held.optimizer_to_fill(optimizer, _stored(manifest, prefix)))
-        state: dict[str, Any] = {**dict.fromkeys(names), **_targets(prefix, to_fill)}
+        stored = own.root + prefix
+        to_fill = list(held.optimizer_to_fill(optimizer, _stored(manifest, stored)))
+        state: dict[str, Any] = {**dict.fromkeys(names), **_targets(stored, to_fill)}
         with _leased(opened.folder, rank, opened.stored_at):
             sharded.load(state, opened.folder, manifest=manifest, relay=relay)
         number_of = held.names_held(optimizer)
@@ -380,8 +402,8 @@ def _load_optimizers(
         for each in to_fill:
             parameter, _, entry = each.name.rpartition(".")
             entries.setdefault(number_of[parameter], {})[entry] = each.value()
-        own = list(held.names_of(optimizer))
-        groups = _groups_to_load(state[names[0]]["groups"], optimizer, own, opened.folder.url)
+        ordered = list(held.names_of(optimizer))
+        groups = _groups_to_load(state[names[0]]["groups"], optimizer, ordered, opened.folder.url)
         optimizer.load_state_dict(keep_list_options(optimizer, {"state": entries, "param_groups": groups}))
     opened.set_random_state()
 

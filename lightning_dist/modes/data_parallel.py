@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import nn
 
 from lightning_dist import build
+from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_for_reducer, keep_from_reducer
@@ -43,7 +44,7 @@ class DataParallelMode(Mode):
         """Move it to its device, open the lanes and wrap it."""
         run = self.setting.run
         self.module.to(run.device)
-        self._all_reduce = build.open_gradient_all_reduce(run, self.setting.sync)
+        self._all_reduce = self._open_all_reduce()
         self._low_rank = build.low_rank_feedback_of(run, self.setting.sync)
         refuse_scaled_products(trainer, self._low_rank)
         self._tables = deal_tables(self.setting, self.module, trainer)
@@ -63,6 +64,10 @@ class DataParallelMode(Mode):
             said = build.describe(run, self._all_reduce, module=self.module, low_rank=self._low_rank)
             self.setting.announce(said)
         return self.rewrap()
+
+    def _open_all_reduce(self) -> HierarchicalAllReduce:
+        """Lanes for gradients."""
+        return build.open_gradient_all_reduce(self.setting.run, self.setting.sync)
 
     def _clip_rows(self) -> None:
         """Where gradients are sparse, of which torch has no norm, or their rows are on several ranks."""
@@ -102,8 +107,14 @@ class DataParallelMode(Mode):
             sync=setting.sync,
             extra=setting.ddp_arguments,
             low_rank=self._low_rank,
+            inside=self._reducing,
         )
         return self._wrapped
+
+    @property
+    def _reducing(self) -> RankGroup | None:
+        """The ranks that train together; ``None``: all."""
+        return None
 
     def place(self, trainer: pl.Trainer) -> nn.Module:
         """Move it to its device, with rank 0's values."""

@@ -1,4 +1,4 @@
-"""Error feedback in sharded checkpoints: ``feedback/<r>``, what rank r owes of which parameters."""
+"""Error feedback in sharded checkpoints: ``feedback/<r>`` says what rank r owes, ``feedback/<r>/values`` how much."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_dist import build
 from lightning_dist.checkpoint import sharded
 from lightning_dist.checkpoint.manifest import Manifest
 from lightning_dist.checkpoint.storage import Folder
+from lightning_dist.comm.feedback import Feedback
+from lightning_dist.modes.feedback_tensors import joined, parted
 from lightning_dist.modes.mode import Mode
+from lightning_dist.parallel.held_state import HeldTensor
 
 FEEDBACK = "feedback/"
 WINDOW = "feedback_window"
 """Of a checkpoint's record: how many times gradients had been synchronised."""
+
+
+_VALUES = "/values"
+
+
+def kept_feedback(feedback: Feedback, rank: int) -> tuple[dict[str, Any], list[HeldTensor]]:
+    """What this rank owes, for a checkpoint: an object, and tensors whose values change with the next step."""
+    return parted(feedback.state_dict(), f"{FEEDBACK}{rank}{_VALUES}", rank=rank)
 
 
 def warn_of_lost_feedback(mode: Mode) -> None:
@@ -26,6 +38,16 @@ def warn_of_lost_feedback(mode: Mode) -> None:
         rank_zero_warn(
             f"checkpoint=full does not hold what {scheme} has lost and is to send still: a run that goes on from it "
             "has lost it for good; write checkpoint=sharded or checkpoint=async_sharded"
+        )
+
+
+def warn_of_lost_workers(mode: Mode) -> None:
+    """Say that a file for all ranks does not hold what each worker has of its own, where workers train apart."""
+    if mode.local_state is not None and mode.local_state.is_apart:
+        rank_zero_warn(
+            "checkpoint=full holds the outer weights and the optimizers of the first host only: with sync=local_sgd a "
+            "run that goes on from it lets all hosts begin there, without outer momentum; write checkpoint=sharded or "
+            "checkpoint=async_sharded"
         )
 
 
@@ -40,6 +62,15 @@ def warn_of_second_momentum(mode: Mode, optimizers: Sequence[torch.optim.Optimiz
                 f"sync.momentum_correction={sync.momentum_correction:g} and {type(optimizer).__name__} both take "
                 "momentum of gradients: write torch.optim.SGD(..., momentum=0), or sync.momentum_correction=0"
             )
+
+
+def forget_feedback(mode: Mode) -> None:
+    """Nothing is owed: the state that training goes on from is not that of the gradients so far.
+
+    A search of a learning rate or a batch size goes back to where it began, inside of a fit.
+    """
+    if mode.feedback is not None:
+        mode.feedback.load_state_dicts([], mode.setting.run.device)
 
 
 def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collection[str]) -> None:
@@ -57,6 +88,7 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     feedback = mode.feedback
     saved = [name for name in manifest.objects if name.startswith(FEEDBACK)]
     if not saved:
+        forget_feedback(mode)
         return
     if feedback is None:
         rank_zero_warn(
@@ -68,13 +100,26 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
     window, run = manifest.record.get(WINDOW) or 0, mode.setting.run
     own = f"{FEEDBACK}{run.rank}"
     if len(saved) == run.cluster.world_size and own in saved:
-        state: dict[str, Any] = {own: None}
-        sharded.load(state, folder, manifest=manifest)
-        if state[own]["layout"] == feedback.layout:
-            feedback.load_state_dicts([state[own]], run.device)
+        (state,) = _read([own], folder, manifest)
+        if state["layout"] == feedback.layout:
+            feedback.load_state_dicts([state], run.device)
             return
     place, size = mode.feedback_seat
-    taken: dict[str, Any] = {name: None for name in saved if int(name.removeprefix(FEEDBACK)) % size == place}
-    sharded.load(taken, folder, manifest=manifest)
-    feedback.load_state_dicts(list(taken.values()), run.device, window=window)
+    taken = _read([name for name in saved if int(name.removeprefix(FEEDBACK)) % size == place], folder, manifest)
+    states = [state for state in taken if build.can_take_over(state["layout"], feedback.layout)]
+    if len(states) < len(taken):
+        rank_zero_warn(
+            "the checkpoint holds what its run was to send still, of weights that hosts had gone by themselves "
+            "(sync=local_sgd) or of gradients: this run sends something else, and leaves it out"
+        )
+    feedback.load_state_dicts(states, run.device, window=window)
     feedback.keep_only(held)
+
+
+def _read(names: Sequence[str], folder: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    """The states of some ranks; every rank calls it."""
+    state: dict[str, Any] = dict.fromkeys(names)
+    tensors = {name: manifest.tensors[name + _VALUES] for name in names if name + _VALUES in manifest.tensors}
+    state |= {name + _VALUES: torch.empty(tensor.shape) for name, tensor in tensors.items()}
+    sharded.load(state, folder, manifest=manifest)
+    return [joined(state[name], state.get(name + _VALUES)) for name in names]

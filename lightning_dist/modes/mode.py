@@ -18,6 +18,7 @@ from lightning_dist.build import RunContext
 from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.config import ParallelConfig, SyncConfig
+from lightning_dist.modes.local_state import LocalState
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.topology.layout import Axes, Layout
 
@@ -161,11 +162,19 @@ class Mode:
         """An optimizer's state for a checkpoint, as ``make`` makes it; whole tensors, collective."""
         return make(optimizer)
 
+    @property
+    def local_state(self) -> LocalState | None:
+        """What a checkpoint holds of workers that train apart; ``None`` where all train together."""
+        return None
+
     def held_state(self) -> HeldState:
         """What this rank holds of the state; nothing is sent."""
         cluster = self.setting.run.cluster
         layout = Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size))
         return HeldState(self.module, layout, self.setting.run.rank)
+
+    def has_taken(self) -> None:
+        """A checkpoint has said where workers that train apart are."""
 
     @property
     def feedback(self) -> Feedback | None:

@@ -79,13 +79,18 @@ class ShardedMode(Mode):
         if setting.ddp_arguments:
             names, mode = ", ".join(setting.ddp_arguments), setting.parallel.mode
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
-        self._links = build.open_shard_links(setting.run, setting.parallel, setting.sync, self._tensor)
+        self._links = self._open_links()
         refuse_scaled_products(trainer, self._links.feedback)
         self._model = self._sharded(self.module, self._links)
         self._averages = [self._sharded(average, self._links) for average in _averages_of(trainer)]
         self._norm_globally(self._links)
         setting.announce(self._described(self._model, self._links))
         return self._model
+
+    def _open_links(self) -> ShardLinks:
+        """What shards travel over."""
+        setting = self.setting
+        return build.open_shard_links(setting.run, setting.parallel, setting.sync, self._tensor)
 
     def _sharded(self, module: nn.Module, links: ShardLinks) -> Sharded:
         by_child = not getattr(module, "automatic_optimization", True)

@@ -49,6 +49,10 @@ class BufferSync:
             with self._operation("broadcast of buffers"):
                 broadcast_from_first(list(self._module.buffers()), self._group)
 
+    def part(self, group: dist.ProcessGroup | None) -> None:
+        """From now on buffers follow the first rank of a smaller group."""
+        self._group = group
+
     def before_forward(self) -> None:
         """Sync once a window of accumulation, before its first forward that trains."""
         if torch.is_grad_enabled() and self._module.training:

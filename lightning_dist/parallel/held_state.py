@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -97,6 +97,19 @@ class HeldState:
         self._layout = layout
         self._rank = rank
         self._holders: dict[frozenset[str], tuple[int, ...]] = {}
+        self._alike: frozenset[int] | None = None
+        self._step_alike: frozenset[int] | None = None
+
+    def among(self, ranks: Collection[int], *, model: bool) -> HeldState:
+        """The same, where only some ranks hold what this one does.
+
+        Args:
+            ranks: Those whose optimizers have the same state.
+            model: Whether the model is the same on these ranks only, too.
+        """
+        self._step_alike = frozenset(ranks)
+        self._alike = self._step_alike if model else None
+        return self
 
     def of_model(self, state: Mapping[str, Any]) -> Iterator[HeldTensor]:
         """The tensors of a state of the module, each once, as its names have them there.
@@ -131,7 +144,8 @@ class HeldState:
                 continue
             for entry, value in entries.items():
                 if isinstance(value, Tensor):
-                    yield self._held((f"{name}.{entry}",), owner, value, _counters(value))
+                    held = self._held((f"{name}.{entry}",), owner, value, _counters(value))
+                    yield _held_by(held, self._step_alike)
 
     # -- loading ------------------------------------------------------------------------------------------------------
 
@@ -194,6 +208,7 @@ class HeldState:
 
     def _alike_or_first(self, held: HeldTensor, tensor: Tensor) -> Iterator[HeldTensor]:
         """Parameters are alike on all ranks that hold them; of what may differ, statistics, the first.s counts."""
+        held = _held_by(held, self._alike)
         if isinstance(tensor, nn.Parameter):
             yield held
         elif self._rank == held.holders[0]:
@@ -221,6 +236,13 @@ class HeldState:
             same = [axis for axis in AXIS_NAMES if axis not in axes]
             self._holders[axes] = self._layout.group_of(self._rank, *same)
         return self._holders[axes]
+
+
+def _held_by(held: HeldTensor, ranks: Collection[int] | None) -> HeldTensor:
+    """The same, with the holders among some ranks."""
+    if ranks is None:
+        return held
+    return replace(held, holders=tuple(rank for rank in held.holders if rank in ranks))
 
 
 def local_of(value: Tensor) -> Tensor:

@@ -88,6 +88,10 @@ class LaneSums:
             while self._crossing:
                 self._crossing.pop(0).wait()
 
+    def part(self) -> None:
+        """From now on replicas train apart: sums stay with the ranks that share the shards."""
+        self._across = None
+
     def forget(self) -> None:
         """Nobody waits for what is under way: a backward is over, or has failed."""
         self._pending.clear()

@@ -32,6 +32,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.errors import LateGradientError, UnusedParametersError
 from lightning_dist.parallel.fsdp_groups import (
     GroupWatch,
@@ -181,6 +182,11 @@ class GradientReduction:
             if not is_complete(index):
                 return
             self._watches[index].force()
+
+    def part(self, inside: RankGroup) -> None:
+        """From now on replicas train apart: sums stay with the ranks that share the shards."""
+        self._sums.part()
+        self._replicated.part(inside)
 
     def forget(self) -> None:
         """No backward comes for the forwards there were."""

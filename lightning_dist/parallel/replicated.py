@@ -24,6 +24,10 @@ class ReplicatedGradients:
         self._collectives = collectives
         self._group = group
 
+    def part(self, inside: RankGroup) -> None:
+        """From now on only the ranks of a smaller group average."""
+        self._group = inside
+
     def names(self) -> list[str]:
         """Of those that want gradients now."""
         return [name for name, parameter in self._parameters.items() if parameter.requires_grad]

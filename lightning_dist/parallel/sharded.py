@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_dist.comm.collectives import RankGroup
 from lightning_dist.errors import CombinationError, ConfigError
 from lightning_dist.parallel.buffers import BufferSync
 from lightning_dist.parallel.copies import RefusedCopies
@@ -166,6 +167,15 @@ class Sharded(nn.Module):
             reduction.crosses = reduction.synchronises = True
             for group in self._groups:
                 group.reshard_after_backward = group.reduce_grads = True
+
+    def part(self, inside: RankGroup) -> None:
+        """From now on replicas train apart.
+
+        Args:
+            inside: The ranks that share the shards, which train together.
+        """
+        self.reduction.part(inside)
+        self._buffer_sync.part(inside.process_group)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 

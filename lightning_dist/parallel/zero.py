@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from lightning_dist.comm.agreement import Agreement, GroupVote
+from lightning_dist.comm.agreement import Agreement, GroupVote, PartingVote
 from lightning_dist.comm.codecs import Codec
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.feedback import Feedback
@@ -80,6 +80,7 @@ class ShardLinks:
         groups: Process groups to release at the end.
         brings_values: Whether values are still to be made alike on all ranks, rank 0's.
         gathers: How parameters travel where they leave a host; ``None``: as they are.
+        inside: The ranks that train together once others train apart; ``None``: all do.
         rows: Averages rows of matrices over hosts in another way than value by value; ``None``: nobody does.
         in_host: Lanes over the ranks of this host, for that.
     """
@@ -93,11 +94,12 @@ class ShardLinks:
     across: HierarchicalAllReduce | None
     world: RankGroup
     collectives: Collectives
-    vote: Agreement | GroupVote
+    vote: Agreement | GroupVote | PartingVote
     operation: Callable[[str], AbstractContextManager[None]]
     groups: Sequence[RankGroup]
     brings_values: bool = True
     gathers: Codec | None = None
+    inside: RankGroup | None = None
     rows: RowAverage | None = None
     in_host: HierarchicalScatter | None = None
 
@@ -111,6 +113,13 @@ class ShardLinks:
         """The ranks that share the shards."""
         members = self.scatter.members
         return RankGroup(members, self.scatter.index, self.mesh.get_group(), "shards", self.world.tier)
+
+    def part(self, model: Sharded) -> None:
+        """Replicas of a model train apart from now on."""
+        if self.inside is not None:
+            model.part(self.inside)
+        if isinstance(self.vote, PartingVote):
+            self.vote.part()
 
     def close(self) -> None:
         """End lanes and groups. Safe to call twice."""

@@ -37,6 +37,11 @@ REFUSED: dict[Pair, str] = {
         for mode in GROUPS["parallel"]
         if mode != "ddp"
     },
+    **{
+        pair(("sync", "local_sgd"), ("parallel", mode)): "write parallel=ddp or zero2"
+        for mode in GROUPS["parallel"]
+        if mode not in ("ddp", "zero1", "zero2", "zero3")
+    },
     **{pair(("sync", codec), ("parallel", "tensor")): "write sync=bf16" for codec in ("int8", "onebit", "topk")},
 }
 """What does not go together, and what the error says."""

@@ -50,6 +50,7 @@ SCHEMES = {
     "topk": [],
     "powersgd": [],
     "auto": [],
+    "local_sgd": ["sync.local_sgd.every=3"],  # HALF lies between two synchronisations
     "parameter_server": [],  # the model has no table to serve: as hierarchical
 }
 KEEPS = ("int8", "onebit", "topk", "powersgd")
@@ -163,7 +164,11 @@ def test_it_trains_and_goes_on_with_as_many_ranks_and_with_others(
     assert bool(owed) == (sync in KEEPS)
     more = [*common, f"trainer.max_steps={STEPS}", "checkpoint=off", f"ckpt_path='{half}'"]
     same = train_on(ranks, 4, tmp_path / "same", *more)
-    assert [of_rank.losses for of_rank in same] == [of_rank.losses[HALF:] for of_rank in whole], "to the bit"
+    for of_rank, of_whole in zip(same, whole, strict=True):
+        # Where no feedback is kept, torch deals buckets anew after the first backward of each run, so that these two
+        # may add up in another order.
+        tolerance = 0.0 if sync in KEEPS else 1e-4
+        assert of_rank.losses == pytest.approx(of_whole.losses[HALF:], rel=tolerance, abs=0)
     first = max(of_rank.losses[0] for of_rank in whole)
     last = min(of_rank.losses[-1] for of_rank in whole)
     assert last < first - 0.5, "it learns"

@@ -181,8 +181,8 @@ def _fields(schema: type, prefix: str = "") -> Iterator[str]:
 def test_wrong_option_lists_the_right_ones() -> None:
     with pytest.raises(
         MissingConfigException,
-        match=r"Available options in 'sync':\n\tauto\n\tbf16\n\tflat\n\thierarchical\n\tint8\n\tonebit\n\t"
-        r"parameter_server\n\tpowersgd\n\ttopk",
+        match=r"Available options in 'sync':\n\tauto\n\tbf16\n\tflat\n\thierarchical\n\tint8\n\tlocal_sgd\n\t"
+        r"onebit\n\tparameter_server\n\tpowersgd\n\ttopk",
     ):
         compose("train", overrides=["sync=hierarchic"])
 
@@ -191,7 +191,7 @@ def test_wrong_option_lists_the_right_ones() -> None:
     ("override", "message"),
     [
         ("sync.codec=fp4", "allowed: same, bf16, int8, onebit, topk"),
-        ("sync.algorithm=ring", "allowed: flat, hierarchical, powersgd"),
+        ("sync.algorithm=ring", "allowed: flat, hierarchical, powersgd, local_sgd"),
         ("sync.chunk_bytes=1", "must be at least 4096 bytes"),
         ("topology.tiers=two_tiers", "Did you mean two_tier"),
         ("topology.tiers=three_tier", "needs topology.switches"),

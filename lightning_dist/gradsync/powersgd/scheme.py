@@ -123,6 +123,8 @@ class PowerSGDScheme:
         if buffer.is_sparse:
             assert self._sparse is not None, "modules with sparse gradients are known before"
             return self._sparse.start(buffer, bucket.parameters()[0])
+        if bucket.parameters()[0].is_complex():  # pairs of real values
+            return self._all_reduce.start(buffer, mean=True, attributes={"bucket": bucket.index()})
         self._means.append((buffer, bucket.parameters()))
         parts = self._parts(bucket)
         if all(part.shape is None for part in parts):

@@ -82,7 +82,7 @@ class LowRankFeedback(Feedback):
 
     def state_dict(self) -> dict[str, Any]:
         """Accounts and factors."""
-        return {**super().state_dict(), "factors": {name: factor.cpu() for name, factor in self._factors.items()}}
+        return {**super().state_dict(), "factors": dict(self._factors)}
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]], device: torch.device, *, window: int = 0) -> None:
         """Take over what ranks have saved, under whatever ``sync``."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
+from lightning_dist.comm.account import Account, Origin
 from lightning_dist.comm.collectives import Collectives, RankGroup
 from lightning_dist.comm.groups import destroy, make_leg_group
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
@@ -175,13 +176,17 @@ class SparseAverage:
     # -- whole --------------------------------------------------------------------------------------------------------
 
     def _start_dense(self, gradient: Tensor, table: Table, way: _Way) -> Future[Tensor]:
-        """Values and, beside them, which rows any rank had: lazy optimizers leave the others alone."""
+        """Values and, beside them, which rows any rank had: lazy optimizers leave the others alone.
+
+        Values cross as they are: a codec would give some to rows that nobody had.
+        """
         rows = rows_of(gradient)
         whole = gradient.new_zeros(table.shape, layout=torch.strided)
         whole[rows.indices] = rows.values
         used = torch.zeros(table.num_rows, dtype=torch.bool, device=gradient.device)
         used[rows.indices] = True
-        both = [self._dense.start(whole, mean=True), self._dense.start(used)]
+        exact = Account(Origin("table", (), 1 / self._world_size), is_exact=True)
+        both = [self._dense.start(whole, mean=True, account=exact), self._dense.start(used)]
 
         def mean(futures: Future[list[Future[Tensor]]]) -> Tensor:
             for future in futures.value():
