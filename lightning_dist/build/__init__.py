@@ -30,6 +30,7 @@ from lightning_dist.build.pipeline import (
 )
 from lightning_dist.build.recompute import open_recomputation
 from lightning_dist.build.replicas import Kept, find_kept, find_own_kept
+from lightning_dist.build.row_links import RowLinks, open_row_links
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
 from lightning_dist.build.shares import to_read
@@ -46,6 +47,7 @@ from lightning_dist.build.tensor import (
 __all__ = [
     "CheckpointSaver",
     "Kept",
+    "RowLinks",
     "RunContext",
     "SaveStarted",
     "Saved",
@@ -77,6 +79,7 @@ __all__ = [
     "open_gradient_all_reduce",
     "open_host_reading",
     "open_recomputation",
+    "open_row_links",
     "open_run",
     "open_shard_links",
     "open_sparse_average",

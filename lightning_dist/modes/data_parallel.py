@@ -75,8 +75,8 @@ class DataParallelMode(Mode):
         if has_sparse_gradients(self.module):
             self._norm = GlobalNorm(
                 self.setting.run.collectives,
-                None if tables is None else tables.service.group,
                 dealt=lambda parameter: tables is not None and parameter in tables.by_parameter,
+                owners=None if tables is None else tables.service.group,
             )
             clip_globally(self.setting.precision, self._norm)
 
