@@ -84,6 +84,11 @@ def _refuse_local_sgd(parallel: ParallelConfig, sync: SyncConfig) -> None:
             f"sync=local_sgd with parallel={parallel.mode}: a host is to train on its own, with the whole model or its "
             "shards; write parallel=ddp or zero2 (zero3, whose shards then lie inside hosts, as those of hsdp do)"
         )
+    if parallel.cpu_offload:
+        raise CombinationError(
+            "parallel.cpu_offload=true with sync=local_sgd, whose outer weights lie beside the shards and travel from "
+            "the device: write parallel.cpu_offload=false"
+        )
     if sync.local_sgd.workers == "ranks" and parallel.mode != "ddp":
         raise CombinationError(
             f"sync.local_sgd.workers=ranks with parallel={parallel.mode}: shards lie inside a worker, and a rank has "
