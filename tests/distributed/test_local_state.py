@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 
-from lightning_dist.errors import CombinationError
+from lightning_dist.errors import CollectiveError, CombinationError
 from tests.distributed.fixed_gradients import FixedGradients
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, strategy_of, trainer_on_pool
 from tests.distributed.local_runs import LAYOUTS, OPTIMIZERS, SaveAt, train
@@ -394,6 +396,30 @@ def test_statistics_are_averaged(ranks: RankPool, parallel: str) -> None:
         mean = torch.stack([before[name] for _, before in got]).mean(0)
         torch.testing.assert_close(got[0][0][name], mean, rtol=0, atol=1e-6)
     assert int(got[0][0]["net.1.num_batches_tracked"]) == 4
+
+
+class Dies(pl.Callback):
+    """The second host's rank is gone before workers meet."""
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 2 and trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit_with_the_lost(context: RankContext, parallel: str) -> str:
+    trainer = trainer_on_pool(context, strategy_of(parallel=parallel, sync=local(every=3)), callbacks=[Dies()])
+    with pytest.raises(CollectiveError) as caught:
+        trainer.fit(OddModule(OPTIMIZERS["plain"]), loader_of(make_batches(context.world_size, 6)[context.rank]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("zero2", marks=pytest.mark.sweep)])
+def test_a_lost_host_is_named_by_those_who_wait_for_it(ranks: RankPool, parallel: str) -> None:
+    said, died = ranks.run(fit_with_the_lost, layout=LAYOUTS["1+1"], args=(parallel,), may_die=[1])
+    assert isinstance(died, Died)
+    assert "rank 1 (host b)" in said
 
 
 # -- what does not go ------------------------------------------------------------------------------------------------
