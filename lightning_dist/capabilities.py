@@ -252,6 +252,13 @@ def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, 
             f"sync.sparse has no effect with {where}, where embeddings cannot be sparse; write "
             f"parallel={', '.join(_IN_PLACE)} or hsdp"
         )
+    served = sync.parameter_server
+    if served.servers == "ranks" and (served.servers_per_host != 1 or served.replicas):
+        name = "replicas" if served.replicas else "servers_per_host"
+        said.append(
+            f"sync.parameter_server.{name}={getattr(served, name)} has no effect with sync.parameter_server.servers="
+            "ranks; write sync.parameter_server.servers=processes"
+        )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
     return said
