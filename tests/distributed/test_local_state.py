@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,43 @@ def test_other_hosts_begin_with_outer_weights_and_as_many_with_their_own(
         assert {notes.step for notes, _ in got} == {6}
         assert len({notes.momentum for notes, _ in got if after == "ddp"}) <= 1
         assert all(notes.momentum > 0 for notes, _ in got)
+
+
+class SaveWarned(SaveAt):
+    """Keeps the weights of the last time that workers met, and what was warned of."""
+
+    def __init__(self, path: Path, batch_idx: int) -> None:
+        super().__init__(path, batch_idx)
+        self.outer: Weights = {}
+        self.warned = ""
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 3:
+            self.outer = weights_of(pl_module)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self.warned += " ".join(str(each.message) for each in caught)
+
+
+def save_whole(context: RankContext, folder: str, parallel: str) -> tuple[Weights, Weights, str]:
+    """Lightning's own file, written between two synchronisations: outer weights, those of the file, warnings."""
+    path = Path(folder) / "whole.ckpt"
+    saving = SaveWarned(path, 5)
+    trainer = trainer_on_pool(context, strategy_of(parallel=parallel, sync=local(every=4)), callbacks=[saving])
+    trainer.fit(OddModule(OPTIMIZERS["sgd"]), loader_of(make_batches(context.world_size, 7)[context.rank]))
+    return saving.outer, torch.load(path, weights_only=True)["state_dict"], saving.warned
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "zero2"])
+def test_a_file_for_all_has_the_outer_weights_and_says_what_it_lacks(
+    ranks: RankPool, tmp_path: Path, parallel: str
+) -> None:
+    got = ranks.run(save_whole, layout=LAYOUTS["1+1"], args=(str(tmp_path), parallel))
+    assert alike([each for outer, saved, _ in got for each in (outer, saved)])
+    assert "write checkpoint=sharded" in got[0][2]
 
 
 # -- elastic ----------------------------------------------------------------------------------------------------------
