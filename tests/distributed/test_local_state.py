@@ -182,22 +182,25 @@ class Notes(pl.Callback):
                 self.momentum = sum(float(value.abs().sum()) for value in scheme.weights.momentum.values())
 
 
-def save_apart(context: RankContext, folder: str, parallel: str) -> Weights:
-    """Stopped between two synchronisations; returns the outer weights."""
+def save_apart(context: RankContext, folder: str, parallel: str) -> tuple[Weights, Weights]:
+    """Saved between two synchronisations: the outer weights, and the host's own."""
     path = Path(folder) / "middle.ckpt"
     module = OddModule(OPTIMIZERS["adamw"])
     strategy = strategy_of(parallel=parallel, sync=local(every=4), checkpoint="sharded")
     trainer = trainer_on_pool(context, strategy, callbacks=[SaveAt(path, 5)])
     outer: Weights = {}
+    own: Weights = {}
 
     class Look(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
             if args[-1] == 3:  # just synchronised
                 outer.update({name: value.clone() for name, value in pl_module.state_dict().items()})
+            elif args[-1] == 5:
+                own.update({name: value.clone() for name, value in pl_module.state_dict().items()})
 
     trainer.callbacks.insert(0, Look())  # type: ignore[attr-defined]
     trainer.fit(module, loader_of(make_batches(context.world_size, 8)[context.rank]))
-    return outer
+    return outer, own
 
 
 def go_on(context: RankContext, folder: str, parallel: str, sync: dict[str, Any]) -> tuple[Notes, Weights]:
@@ -223,16 +226,18 @@ RESIZED = {
 def test_other_hosts_begin_with_outer_weights_and_as_many_with_their_own(
     ranks: RankPool, tmp_path: Path, before: str, layout_before: str, after: str, layout_after: str
 ) -> None:
-    outer = ranks.run(save_apart, layout=LAYOUTS[layout_before], args=(str(tmp_path), before))
-    assert alike(outer)
+    saved = ranks.run(save_apart, layout=LAYOUTS[layout_before], args=(str(tmp_path), before))
+    assert alike([outer for outer, _ in saved])
     layout = LAYOUTS[layout_after]
     got = ranks.run(go_on, layout=layout, args=(str(tmp_path), after, local(every=4)))
     firsts = [notes.first for notes, _ in got]
     if len(layout) == len(LAYOUTS[layout_before]):
         assert not alike(firsts)
-        assert not torch.equal(firsts[0]["net.0.weight"], outer[0]["net.0.weight"])
+        for host, members in layout.items():
+            own = saved[LAYOUTS[layout_before][host][0]][1]
+            assert alike([own, *(firsts[rank] for rank in members)])
     else:
-        assert alike([*firsts, outer[0]])
+        assert alike([saved[0][0], *firsts])
     assert alike([weights for _, weights in got])
     if len(layout) > 1:
         assert {notes.step for notes, _ in got} == {6}
