@@ -3,7 +3,19 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from benchmarks import checkpoint, codecs, memory, meta_build, monitor, pipeline, recompute, resume, sparse, step_time
+from benchmarks import (
+    checkpoint,
+    codecs,
+    memory,
+    meta_build,
+    monitor,
+    parameter_server,
+    pipeline,
+    recompute,
+    resume,
+    sparse,
+    step_time,
+)
 from benchmarks.compression import command as compression
 from benchmarks.data import command as data
 from benchmarks.elastic import command as elastic
@@ -23,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[Sequence[str]], int]] = {
     "monitor": monitor.main,
     "elastic": elastic.main,
     "sparse": sparse.main,
+    "parameter_server": parameter_server.main,
     "codecs": codecs.main,
     "compression": compression.main,
 }

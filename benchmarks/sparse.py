@@ -94,10 +94,10 @@ ARMS: dict[str, tuple[Callable[[], Any], bool]] = {
 """Name -> the strategy, and whether the gradient is sparse."""
 
 
-def zipf_ids(rank: int, step: int) -> torch.Tensor:
+def zipf_ids(rank: int, step: int, num_rows: int = NUM_ROWS) -> torch.Tensor:
     """[BATCH]: id k with a probability of ~ 1 / (k + 1)."""
     uniform = torch.rand(BATCH, generator=torch.Generator().manual_seed(1000 * step + rank), dtype=torch.float64)
-    return (torch.exp(uniform * math.log(NUM_ROWS + 1)) - 1).long()
+    return (torch.exp(uniform * math.log(num_rows + 1)) - 1).long()
 
 
 def run_arm(context: RankContext, name: str) -> Measured:

@@ -5,6 +5,7 @@
     python examples/word_vectors.py                              # 2 processes on CPU, half a minute
     python examples/word_vectors.py path=my_texts/ width=128 max_steps=20000 "show=[king,river]"
     python examples/word_vectors.py sync.sparse.dense_above=0    # whole tables travel instead
+    python examples/word_vectors.py sync=parameter_server sync.parameter_server.staleness=4
     hierdist launch --hosts 2 --ranks-per-host 2 -- python examples/word_vectors.py
 
 An application of its own that takes ``sync``, ``topology`` and ``parallel`` from the library: see word_vectors.yaml.
@@ -18,6 +19,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import hydra
 import lightning.pytorch as pl
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name everybody uses
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_dist import HierDistStrategy
+from lightning_dist import HierDistStrategy, RowWiseAdagrad
 from lightning_dist.errors import ConfigError, LaunchError, TopologyError
 from lightning_dist.launch import job
 
@@ -86,42 +88,72 @@ class Pairs(Dataset[Tensor]):
         return self._pairs[:, indices]
 
 
+class Batch(NamedTuple):
+    """What a step trains on.
+
+    Attributes:
+        centers: [n].
+        contexts: [n], words that stand near them.
+        negatives: [n, negatives], words drawn at random.
+    """
+
+    centers: Tensor
+    contexts: Tensor
+    negatives: Tensor
+
+
+class WithNegatives:
+    """Makes batches of pairs, with words drawn at random: a batch has all words that its step will look up.
+
+    Args:
+        counts: [words], how often each occurs in the text.
+        negatives: Words drawn for each pair.
+    """
+
+    def __init__(self, counts: Tensor, negatives: int) -> None:
+        self._noise = counts**0.75
+        self._negatives = negatives
+
+    def __call__(self, pairs: Tensor) -> Batch:
+        """Of [2, n] pairs."""
+        drawn = torch.multinomial(self._noise, pairs.shape[1] * self._negatives, replacement=True)
+        return Batch(pairs[0], pairs[1], drawn.view(-1, self._negatives))
+
+
 class SkipGram(pl.LightningModule):
     """Two tables: what a word says of its context, and what a context says of its word.
 
     Args:
-        counts: [words], how often each occurs in the text.
+        words: How many there are.
         width: Numbers a vector has.
-        negatives: Words drawn at random for each pair.
-        optimizer: Name in torch.optim.
+        optimizer: Name in torch.optim, or RowWiseAdagrad.
         lr: Learning rate.
     """
 
-    noise: Tensor
-
-    def __init__(self, counts: Tensor, *, width: int, negatives: int, optimizer: str, lr: float) -> None:
+    def __init__(self, words: int, *, width: int, optimizer: str, lr: float) -> None:
         super().__init__()
-        self.words = nn.Embedding(len(counts), width, sparse=True)
-        self.contexts = nn.Embedding(len(counts), width, sparse=True)
+        self.words = nn.Embedding(words, width, sparse=True)
+        self.contexts = nn.Embedding(words, width, sparse=True)
         nn.init.uniform_(self.words.weight, -0.5 / width, 0.5 / width)
         nn.init.zeros_(self.contexts.weight)
-        self.register_buffer("noise", counts**0.75)
-        self.negatives = negatives
         self.optimizer = optimizer
         self.lr = lr
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        centers, contexts = batch
-        drawn = torch.multinomial(self.noise, len(centers) * self.negatives, replacement=True)
-        vectors = self.words(centers)
-        near = (vectors * self.contexts(contexts)).sum(1)
-        far = torch.bmm(self.contexts(drawn.view(len(centers), -1)), vectors.unsqueeze(2)).squeeze(2)
+    def rows_of_batch(self, batch: Batch) -> dict[str, Tensor]:
+        """Which rows a step will look up, so that a parameter server can be asked in good time."""
+        return {"words": batch.centers, "contexts": torch.cat([batch.contexts, batch.negatives.flatten()])}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        vectors = self.words(batch.centers)
+        near = (vectors * self.contexts(batch.contexts)).sum(1)
+        far = torch.bmm(self.contexts(batch.negatives), vectors.unsqueeze(2)).squeeze(2)
         loss = -(F.logsigmoid(near) + F.logsigmoid(-far).sum(1)).mean()
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return getattr(torch.optim, self.optimizer)(list(self.parameters()), lr=self.lr)  # type: ignore[no-any-return]
+        kind = RowWiseAdagrad if self.optimizer == "RowWiseAdagrad" else getattr(torch.optim, self.optimizer)
+        return kind(list(self.parameters()), lr=self.lr)  # type: ignore[no-any-return]
 
     def nearest(self, word: int, count: int) -> list[tuple[int, float]]:
         """The words whose vectors have the smallest angles with a word's, and their cosines."""
@@ -146,10 +178,14 @@ def train(config: DictConfig) -> None:
         keep_frequent=config.keep_frequent,
         seed=config.seed,
     )
-    loader = DataLoader(pairs, batch_size=config.batch_size, shuffle=True, drop_last=True, collate_fn=_as_it_is)
-    model = SkipGram(
-        vocabulary.counts, width=config.width, negatives=config.negatives, optimizer=config.optimizer, lr=config.lr
+    loader = DataLoader(
+        pairs,
+        batch_size=config.batch_size,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=WithNegatives(vocabulary.counts, config.negatives),
     )
+    model = SkipGram(len(vocabulary.words), width=config.width, optimizer=config.optimizer, lr=config.lr)
     trainer = pl.Trainer(
         strategy=HierDistStrategy(parallel=config.parallel, sync=config.sync, topology=config.topology),
         accelerator="cpu",
@@ -175,10 +211,6 @@ def show(config: DictConfig, vocabulary: Vocabulary, model: SkipGram, loss: floa
         found = model.nearest(vocabulary.id_of[word], config.neighbours)
         table.add_row(word, ", ".join(f"{vocabulary.words[i]} {cosine:.2f}" for i, cosine in found))
     Console().print(table)
-
-
-def _as_it_is(batch: Tensor) -> Tensor:
-    return batch
 
 
 @hydra.main(version_base="1.3", config_path=".", config_name="word_vectors")

@@ -2,7 +2,7 @@
 
 from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver
 from lightning_dist.build.data import layout_of, replicas_of
-from lightning_dist.build.feedback import can_take_over, low_rank_feedback_of
+from lightning_dist.build.feedback import can_take_over, handed_on, low_rank_feedback_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -74,6 +74,7 @@ __all__ = [
     "needless_crossings",
     "open_agreement",
     "open_checkpoint_saver",
+    "handed_on",
     "low_rank_feedback_of",
     "open_gradient_all_reduce",
     "open_host_reading",

@@ -17,7 +17,7 @@ from lightning_dist.config import MIB, ParallelConfig, SyncConfig
 from lightning_dist.gradsync.allreduce import AllReduceScheme
 from lightning_dist.gradsync.data_parallel import DataParallel
 from lightning_dist.gradsync.powersgd import LowRankFeedback, PowerSGDScheme, description
-from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
+from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients, refuse_bounded_rows
 from lightning_dist.gradsync.sparse.choice import limit_of
 from lightning_dist.topology import Tier
 
@@ -101,7 +101,12 @@ def open_sparse_average(
         sync: Options.
         announce: Says which way each table goes, and why.
         tables: What is dealt to the ranks instead.
+
+    Raises:
+        CombinationError: Tables would come to differ between ranks.
     """
+    if run.cluster.world_size > 1:
+        refuse_bounded_rows(module)
     if not has_sparse_gradients(module, but={} if tables is None else tables.tables.by_parameter):
         return None
     crosses = run.cluster.num_hosts > 1

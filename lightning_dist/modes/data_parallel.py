@@ -205,6 +205,13 @@ class DataParallelMode(Mode):
         """Of the lanes, or of what is made of gradients before."""
         return self._low_rank or (None if self._all_reduce is None else self._all_reduce.feedback)
 
+    def hand_on(self, feedback: Feedback) -> bool:
+        """Through the buckets of the reducer."""
+        if self._all_reduce is None or self.setting.sync.algorithm == "local_sgd":
+            return False
+        self._all_reduce.feedback = feedback
+        return True
+
     def abort(self, reason: str) -> None:
         """End the lanes."""
         if self._all_reduce is not None:

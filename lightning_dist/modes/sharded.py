@@ -273,6 +273,14 @@ class ShardedMode(Mode):
         """Of the lanes."""
         return None if self._links is None else self._links.feedback
 
+    def hand_on(self, feedback: Feedback) -> bool:
+        """Through the sums of parameter groups, of which layers that ranks share know no whole parameters."""
+        parallel = self.setting.parallel
+        if self._links is None or parallel.splits or parallel.stages or self.setting.sync.algorithm == "local_sgd":
+            return False
+        self._links.scatter.feedback = feedback
+        return True
+
     @property
     def feedback_seat(self) -> Seat:
         """Any rank adds to a sum over all."""

@@ -41,8 +41,8 @@ class Struck(pl.Callback):
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.kind])
 
 
-def fit(context: RankContext, kind: str, has_layer: bool) -> dict[str, Any]:
-    sync = {**SERVED, "timeout_s": 8.0}
+def fit(context: RankContext, kind: str, has_layer: bool, staleness: int | None) -> dict[str, Any]:
+    sync = {**SERVED, "parameter_server": {"staleness": staleness}, "timeout_s": 8.0}
     strategy = strategy_of(sync=sync)
     pid_file = context.tmp_path / "pid"
     trainer = trainer_on_pool(context, strategy, callbacks=[Struck(kind, pid_file)])
@@ -56,17 +56,26 @@ def fit(context: RankContext, kind: str, has_layer: bool) -> dict[str, Any]:
 
 
 CASES = {
-    "killed": ("kill", False),
-    "killed beside a layer": ("kill", True),
-    "stopped": ("stop", False),
-    "its own error": ("error", False),
+    "killed": ("kill", False, 0),
+    "killed beside a layer": ("kill", True, 0),
+    "stopped": ("stop", False, 0),
+    "its own error": ("error", False, 0),
+    "killed, look-ups 2 steps old": ("kill", False, 2),
+    "stopped, look-ups 2 steps old": ("stop", False, 2),
+    "its own error, look-ups 2 steps old": ("error", False, 2),
+    "killed, asynchronous": ("kill", False, None),
+    "stopped, asynchronous": ("stop", True, None),
 }
 
 
-@pytest.mark.parametrize(("kind", "has_layer"), sampled(CASES, ["killed", "stopped"]))
-def test_all_others_say_who_is_lost(ranks: RankPool, kind: str, has_layer: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "has_layer", "staleness"), sampled(CASES, ["killed", "stopped", "killed, look-ups 2 steps old"])
+)
+def test_all_others_say_who_is_lost(ranks: RankPool, kind: str, has_layer: bool, staleness: int | None) -> None:
     may_die = [] if kind == "error" else [LOST]
-    endings = ranks.run(fit, layout=HOSTS, args=(kind, has_layer), fresh=True, may_die=may_die, deadline_s=60)
+    endings = ranks.run(
+        fit, layout=HOSTS, args=(kind, has_layer, staleness), fresh=True, may_die=may_die, deadline_s=60
+    )
     lost = endings.pop(LOST)
     assert isinstance(lost, Died) or "a mistake of the user's" in lost["text"]
     for ending in endings:

@@ -21,6 +21,7 @@ from lightning_dist.comm.groups import destroy, make_leg_group
 from lightning_dist.comm.hierarchical import HierarchicalAllReduce
 from lightning_dist.comm.lanes import ThreadPipeline
 from lightning_dist.comm.signatures import SignatureCheck, WatchedFuture
+from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.sparse.choice import Limit
 from lightning_dist.gradsync.sparse.legs import CrossRows, HostRows, Travel
 from lightning_dist.gradsync.sparse.rows import Rows, Table, rows_of, to_sparse
@@ -40,6 +41,21 @@ def has_sparse_gradients(module: nn.Module, *, but: Container[Tensor] = ()) -> b
     return any(
         isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse and m.weight not in but for m in module.modules()
     )
+
+
+def refuse_bounded_rows(module: nn.Module) -> None:
+    """Refuse sparse embeddings with ``max_norm``: a forward writes into the rows that its rank has looked up.
+
+    Raises:
+        CombinationError: There is one.
+    """
+    for name, each in module.named_modules():
+        if isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse and each.max_norm is not None:
+            raise CombinationError(
+                f"{name}: {type(each).__name__}(sparse=True, max_norm={each.max_norm}): forward shortens the rows that "
+                "it looks up, on that rank only, so that ranks would come to have different tables; write "
+                "max_norm=None, and bound rows where all ranks do it alike, say in on_train_epoch_end"
+            )
 
 
 @dataclass
