@@ -248,13 +248,6 @@ def _tables_without_effect(sync: SyncConfig) -> list[str]:
             else []
         )
     said = []
-    if options.servers == "ranks":
-        said += [
-            f"sync.parameter_server.{name} has no effect with sync.parameter_server.servers=ranks; write "
-            "sync.parameter_server.servers=processes"
-            for name in ("servers_per_host", "replicas")
-            if getattr(options, name) != getattr(defaults, name)
-        ]
     if options.max_pending != defaults.max_pending and options.staleness == 0:
         said.append(
             "sync.parameter_server.max_pending has no effect with sync.parameter_server.staleness=0: each step waits "
