@@ -342,6 +342,14 @@ class ServedTables:
                 used.served.own.wait_for(self._version)
         self._oldest = self._version
 
+    def forget(self) -> None:
+        """Other values are about to be put into this rank's rows: what was looked up before is of no use."""
+        self.drain()
+        self._ready = _Ready(None, {})
+        future, self._ahead = self._ahead, None
+        if future is not None:
+            self._pulls.result(future)
+
     def go_on(self) -> None:
         """Nobody reads any more. Safe to call twice."""
         if self.step_themselves:
