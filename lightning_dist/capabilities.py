@@ -241,10 +241,11 @@ def _local_sgd_without_effect(sync: SyncConfig, parallel: ParallelConfig) -> lis
 
 def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, device_type: str) -> list[str]:
     said = []
-    if sync.sparse != SparseConfig() and parallel.mode != "ddp":
+    if sync.sparse != SparseConfig() and (parallel.splits or parallel.stages):
+        where = "layers that are shared by ranks" if parallel.splits else "pipeline stages"
         said.append(
-            f"sync.sparse has no effect with parallel.mode={parallel.mode}, which takes no sparse embeddings; "
-            "write parallel=ddp"
+            f"sync.sparse has no effect with {where}, where embeddings cannot be sparse; write "
+            f"parallel={', '.join(_IN_PLACE)} or hsdp"
         )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")

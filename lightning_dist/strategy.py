@@ -48,7 +48,7 @@ from lightning_dist.errors import CollectiveError
 from lightning_dist.gradsync.data_parallel import explain_unused_parameters, split_arguments
 from lightning_dist.heartbeat import pulse_of
 from lightning_dist.modes import Mode, PipelineMode, Setting, open_mode
-from lightning_dist.modes.kept_feedback import warn_of_second_momentum
+from lightning_dist.modes.kept_feedback import follow_scale, warn_of_second_momentum
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.pipeline.report import PipelineReport
 from lightning_dist.parallel.recompute import Recomputation
@@ -181,6 +181,7 @@ class HierDistStrategy(StateStrategy):
             self.setup_optimizers(trainer)
             mode.check_optimizers(self.optimizers)
             warn_of_second_momentum(mode, self.optimizers)
+            follow_scale(mode)
             self._open_saver(trainer, mode)
         else:
             detach(trainer)

@@ -29,10 +29,12 @@ OURS: dict[str, dict[str, Any]] = {
     "onebit": {"codec": "onebit"},
     "topk": {"codec": "topk", "ratio": 0.01},
     "powersgd": {"algorithm": "powersgd", "powersgd": {"rank": RANK}},
+    "local_sgd": {"algorithm": "local_sgd", "local_sgd": {"every": PERIOD}},
+    "local_sgd int8": {"algorithm": "local_sgd", "codec": "int8", "local_sgd": {"every": PERIOD}},
 }
 """Name -> what it says in ``sync``."""
 
-PERIODIC: frozenset[str] = frozenset()
+PERIODIC = frozenset({"local_sgd", "local_sgd int8"})
 """Those that synchronise every :data:`PERIOD` steps only."""
 
 

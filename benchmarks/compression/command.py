@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         document = json.loads(path.read_text()) if path.exists() else {}
         document[name] = {"date": today(), "commit": commit(), "command": written, **result}
         path.write_text(json.dumps(document, indent=1) + "\n")
-        say(f"written: {name} in {path}")
+    say(f"written: {path}")
     return 0
 
 
@@ -61,17 +61,20 @@ def _measured(given: argparse.Namespace, say: Any, path: Path) -> Any:
         arms = [DDP, *(arm for arm in arms if arm != DDP)]
         for rate in (RATE_MBIT, None):
             name = f"time, {rate:g} Mbit/s" if rate else "time, no limit"
-            yield name, time_steps(arms, rate, given.rounds, given.steps, say)
+            for result in time_steps(arms, rate, given.rounds, given.steps, say):
+                yield name, result
     elif given.part == "loss":
         yield "loss", read(given.folders)
     elif given.part == "whole":
         arms = {arm: ONEBIT_EXACT_STEPS if arm == "onebit" else 0 for arm in [DDP, *given.arms]}
         level = given.loss or json.loads(path.read_text())["loss"]["loss_to_reach"]
-        yield "whole", train_whole(arms, RATE_MBIT, level, range(given.seeds), given.steps, say)
+        for result in train_whole(arms, RATE_MBIT, level, range(given.seeds), given.steps, say):
+            yield "whole", result
     else:
         for rate in (RATE_MBIT, None):
             name = f"windows, {rate:g} Mbit/s" if rate else "windows, no limit"
-            yield name, time_windows(rate, given.rounds, given.steps, say)
+            for result in time_windows(rate, given.rounds, given.steps, say):
+                yield name, result
 
 
 def _parser() -> argparse.ArgumentParser:

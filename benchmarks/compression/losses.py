@@ -33,6 +33,7 @@ def read(folders: Sequence[Path]) -> dict[str, Any]:
             "loss": {arm: judged[arm] for arm in ("a", "b")},
             "gap": judged["change"],
             "steps_to_loss": [_finite(steps_to(losses, level)) for losses in runs["b"].values()],
+            "curve": _curve(runs["b"]),
             "notes": result["notes"],
         }
     first = json.loads((folders[0] / "result.json").read_text())
@@ -42,6 +43,7 @@ def read(folders: Sequence[Path]) -> dict[str, Any]:
         "smoothed_steps": SMOOTHED,
         "exact_steps_to_loss": [_finite(steps_to(losses, level)) for losses in exact.values()],
         "spread_of_exact_losses": statistics.stdev(statistics.fmean(losses[-SMOOTHED:]) for losses in exact.values()),
+        "exact_curve": _curve(exact),
         "arms": rows,
     }
 
@@ -53,6 +55,13 @@ def _runs(folder: Path) -> dict[str, dict[int, Sequence[float]]]:
         arm: {seed: read_curve(folder / f"{arm}-seed{seed}" / "curve").losses.values for seed in seeds}
         for arm in ("a", "b")
     }
+
+
+def _curve(runs: dict[int, Sequence[float]]) -> list[float]:
+    """The mean loss of all seeds in each tenth of the budget."""
+    means = [statistics.fmean(each) for each in zip(*runs.values(), strict=True)]
+    part = math.ceil(len(means) / 10)
+    return [round(statistics.fmean(means[start : start + part]), 4) for start in range(0, len(means), part)]
 
 
 def _smooth_at(losses: Sequence[float]) -> float:

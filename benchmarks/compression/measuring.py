@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.compression.arms import DDP, EXACT, OURS, PERIOD, PERIODIC, RANK, THEIRS
@@ -71,7 +71,7 @@ class ByteArm:
 INT8_GATHERS = (("gathers", "int8"),)
 BYTE_ARMS = (
     *(ByteArm(scheme) for scheme in OURS),
-    *(ByteArm(scheme, "zero2") for scheme in OURS if scheme not in PERIODIC),
+    *(ByteArm(scheme, "zero2") for scheme in OURS),
     *(ByteArm(scheme, "zero2", INT8_GATHERS) for scheme in OURS if scheme not in (EXACT, "bf16", *PERIODIC)),
 )
 
@@ -118,10 +118,9 @@ def gradients_of(model: GPTConfig) -> dict[str, float]:
 
 
 def time_steps(
-    arms: Sequence[str], rate_mbit: float | None, rounds: int, steps: int, say: Say, task: Task | None = None
-) -> dict[str, Any]:
-    """Seconds and bytes of a step, the arms in turn."""
-    task = task or Task()
+    arms: Sequence[str], rate_mbit: float | None, rounds: int, steps: int, say: Say
+) -> Iterator[dict[str, Any]]:
+    """Seconds and bytes of a step, the arms in turn; what is known after each round."""
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}
     sent: dict[str, list[float]] = {arm: [] for arm in arms}
     with two_hosts(rate_mbit) as run:
@@ -129,7 +128,7 @@ def time_steps(
             for arm in [each for each in (arms if number % 2 == 0 else reversed(arms)) if each in seconds]:
                 after, counted = _counted(arm, steps)
                 try:
-                    ranks = run(arm, replace(task, steps=after + counted))
+                    ranks = run(arm, Task(steps=after + counted))
                 except RanksFailed as error:
                     say(f"{arm} is left out: {_last_line(error)}")
                     del seconds[arm]
@@ -137,16 +136,16 @@ def time_steps(
                 seconds[arm].append(step_s(ranks, after=after, period=PERIOD if arm in PERIODIC else 1))
                 sent[arm].append(bytes_a_step(ranks, after=after))
                 say(f"{rate_mbit or 'no'} Mbit/s, round {number + 1}/{rounds}, {arm}: {seconds[arm][-1]:.4f} s a step")
-    rows = paired(seconds, arms[0])
-    for arm, row in rows.items():
-        row["bytes_a_host_and_step"] = statistics.median(sent[arm])
-    return {"rate_mbit": rate_mbit, "rounds": rounds, "steps": steps, "base": arms[0], "arms": rows}
+            rows = paired(seconds, arms[0])
+            for arm, row in rows.items():
+                row["bytes_a_host_and_step"] = statistics.median(sent[arm])
+            yield {"rate_mbit": rate_mbit, "rounds": number + 1, "steps": steps, "base": arms[0], "arms": rows}
 
 
 def train_whole(
     arms: Mapping[str, int], rate_mbit: float, level: float, seeds: Sequence[int], steps: int, say: Say
-) -> dict[str, Any]:
-    """Whole runs on the link: seconds from the first step's begin, and steps, until the loss is reached.
+) -> Iterator[dict[str, Any]]:
+    """Whole runs on the link: seconds from the first step's end, and steps, until the loss is reached; after each run.
 
     Args:
         arms: Each with its exact steps at the beginning.
@@ -160,11 +159,14 @@ def train_whole(
     with two_hosts(rate_mbit) as run:
         for number, seed in enumerate(seeds):
             for arm in list(arms) if number % 2 == 0 else reversed(list(arms)):
-                ranks = run(arm, Task(steps=steps, planned=steps, seed=seed, exact_steps=arms[arm]))
-                row = reached(ranks, level)
-                rows[arm].append({"seed": seed, **row})
-                say(f"{rate_mbit} Mbit/s, seed {seed}, {arm}: {row}")
-    return {"rate_mbit": rate_mbit, "loss": level, "steps": steps, "smoothed_steps": SMOOTHED, "arms": rows}
+                try:
+                    ranks = run(arm, Task(steps=steps, planned=steps, seed=seed, exact_steps=arms[arm]))
+                except RanksFailed as error:
+                    say(f"{arm}, seed {seed}, is left out: {_last_line(error)}")
+                    continue
+                rows[arm].append({"seed": seed, **reached(ranks, level)})
+                say(f"{rate_mbit} Mbit/s, {arm}: {rows[arm][-1]}")
+                yield {"rate_mbit": rate_mbit, "loss": level, "steps": steps, "smoothed_steps": SMOOTHED, "arms": rows}
 
 
 def reached(ranks: Sequence[Trained], level: float) -> dict[str, float | None]:
@@ -184,8 +186,8 @@ def reached(ranks: Sequence[Trained], level: float) -> dict[str, float | None]:
 WINDOWS = (1, 4, 16)
 
 
-def time_windows(rate_mbit: float | None, rounds: int, samples: int, say: Say) -> dict[str, Any]:
-    """One sync a micro-batch, and one for several: seconds and bytes a micro-batch, exact and in 8 bits.
+def time_windows(rate_mbit: float | None, rounds: int, samples: int, say: Say) -> Iterator[dict[str, Any]]:
+    """One sync a micro-batch, and one for several: seconds and bytes a micro-batch, exact and in 8 bits; a round each.
 
     Args:
         rate_mbit: Of the link.
@@ -205,10 +207,10 @@ def time_windows(rate_mbit: float | None, rounds: int, samples: int, say: Say) -
                 seconds[name].append(step_s(ranks, after=2) / window)
                 sent[name].append(bytes_a_step(ranks, after=2) / window)
                 say(f"{rate_mbit or 'no'} Mbit/s, round {number + 1}/{rounds}, {name}: {seconds[name][-1]:.4f} s")
-    rows = paired(seconds, names[0])
-    for name, row in rows.items():
-        row["bytes_a_host_and_micro_batch"] = statistics.median(sent[name])
-    return {"rate_mbit": rate_mbit, "rounds": rounds, "base": names[0], "batch": Task().batch, "arms": rows}
+            rows = paired(seconds, names[0])
+            for name, row in rows.items():
+                row["bytes_a_host_and_micro_batch"] = statistics.median(sent[name])
+            yield {"rate_mbit": rate_mbit, "rounds": number + 1, "base": names[0], "batch": Task().batch, "arms": rows}
 
 
 HOOKS = tuple(arm for arm in THEIRS if arm != DDP)

@@ -78,7 +78,7 @@ def loss_table(part: Document) -> Iterator[str]:
         f"`{' '.join(part['experiment']['command'])}`, {part['experiment']['steps']} steps; losses are means of the "
         f"last {part['smoothed_steps']} steps and of all ranks. Between seeds, exact losses have a standard deviation "
         f"of {part['spread_of_exact_losses']:.4f}. The loss to be reached, {part['loss_to_reach']}, is that which the "
-        f"exact runs have after half of their steps; they take {_median(part['exact_steps_to_loss'])} steps to it."
+        f"exact runs have after half of their steps; they take {median_steps(part['exact_steps_to_loss'])} steps to it."
     )
     yield ""
     yield from _table("b", "loss of b", "b less a", "95 % (t)", "steps to the loss", "verdict, margin 1 %")
@@ -87,7 +87,7 @@ def loss_table(part: Document) -> Iterator[str]:
         ends = f"{interval['low']:+.4f} to {interval['high']:+.4f}"
         percent = change / row["loss"]["a"]
         verdict = row["verdict"].partition(":")[0]
-        steps = _median(row["steps_to_loss"])
+        steps = median_steps(row["steps_to_loss"])
         gap = f"{change:+.4f} ({percent:+.2%}) | {ends}"
         yield f"| `{' '.join(row['overrides'])}` | {row['loss']['b']:.4f} | {gap} | {steps} | {verdict} |"
 
@@ -166,7 +166,8 @@ def whole_table(part: Document) -> Iterator[str]:
             yield f"| {arm} | {row['seed']} | {seconds} | {row['steps']} | {row['last_loss']:.4f} | {sooner} |"
 
 
-def _median(steps: Sequence[float | None]) -> str:
+def median_steps(steps: Sequence[float | None]) -> str:
+    """Of the seeds; or how many of them have none."""
     if any(each is None for each in steps):
         return f"not within the budget ({sum(each is None for each in steps)} of {len(steps)})"
     return f"{statistics.median(each for each in steps if each is not None):.0f}"

@@ -2,7 +2,7 @@
 
 from lightning_dist.build.checkpoints import CheckpointSaver, Saved, SaveStarted, open_checkpoint_saver
 from lightning_dist.build.data import layout_of, replicas_of
-from lightning_dist.build.feedback import can_take_over, low_rank_feedback_of
+from lightning_dist.build.feedback import can_take_over, handed_on, low_rank_feedback_of
 from lightning_dist.build.gradients import (
     describe,
     open_gradient_all_reduce,
@@ -30,6 +30,7 @@ from lightning_dist.build.pipeline import (
 )
 from lightning_dist.build.recompute import open_recomputation
 from lightning_dist.build.replicas import Kept, find_kept, find_own_kept
+from lightning_dist.build.row_links import RowLinks, open_row_links
 from lightning_dist.build.run import RunContext, open_agreement, open_run
 from lightning_dist.build.shards import describe_shards, open_shard_links, shard_model
 from lightning_dist.build.shares import to_read
@@ -46,6 +47,7 @@ from lightning_dist.build.tensor import (
 __all__ = [
     "CheckpointSaver",
     "Kept",
+    "RowLinks",
     "RunContext",
     "SaveStarted",
     "Saved",
@@ -72,10 +74,12 @@ __all__ = [
     "needless_crossings",
     "open_agreement",
     "open_checkpoint_saver",
+    "handed_on",
     "low_rank_feedback_of",
     "open_gradient_all_reduce",
     "open_host_reading",
     "open_recomputation",
+    "open_row_links",
     "open_run",
     "open_shard_links",
     "open_sparse_average",

@@ -17,7 +17,8 @@ from lightning_dist.comm.opening import open_all_reduce, open_all_reduce_across,
 from lightning_dist.config import ParallelConfig, SyncConfig
 from lightning_dist.errors import CombinationError, PlacementError
 from lightning_dist.gradsync.local_sgd import LocalSGD, OuterOptimizer, OuterWeights, Timetable, Workers
-from lightning_dist.parallel.zero import ShardLinks, open_mesh
+from lightning_dist.parallel.shard_links import ShardLinks
+from lightning_dist.parallel.zero import open_mesh
 from lightning_dist.topology.layout import Axes, Layout
 
 

@@ -14,12 +14,13 @@ from lightning_dist.comm.agreement import Agreement
 from lightning_dist.comm.codecs import gathers_of
 from lightning_dist.comm.opening import open_all_reduce
 from lightning_dist.config import ParallelConfig, SyncConfig
-from lightning_dist.errors import CombinationError, PlacementError
+from lightning_dist.errors import PlacementError
 from lightning_dist.gradsync.powersgd import RowProducts
-from lightning_dist.gradsync.sparse import has_sparse_gradients
+from lightning_dist.parallel.row_gradients import TablesBeside
+from lightning_dist.parallel.shard_links import ShardLinks
 from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
-from lightning_dist.parallel.zero import ShardLinks, open_mesh, shard
+from lightning_dist.parallel.zero import open_mesh, shard
 from lightning_dist.topology import Cluster
 from lightning_dist.topology.layout import Axes, Layout
 
@@ -117,6 +118,7 @@ def shard_model(
     parallel: ParallelConfig,
     by_child: bool,
     split: TensorParallel | None = None,
+    tables: TablesBeside | None = None,
 ) -> Sharded:
     """Shard a module; every rank calls it.
 
@@ -127,22 +129,17 @@ def shard_model(
         parallel: Mode and options.
         by_child: See :func:`~lightning_dist.parallel.zero.shard`.
         split: What has split its layers before.
-
-    Raises:
-        CombinationError: The module has gradients that cannot be sharded.
+        tables: What has sparse gradients, and who averages them.
     """
-    if has_sparse_gradients(module):
-        raise CombinationError(
-            f"nn.Embedding(sparse=True) does not go with parallel.mode={parallel.mode}, whose gradients are dense: "
-            "write sparse=False, or parallel=ddp, which sends only the rows that were used"
-        )
     seed = [torch.initial_seed() % (1 << 62)]
     if run.cluster.world_size > 1:
         with run.operation("broadcast of the seed"):
             run.meet()
             dist.broadcast_object_list(seed, 0)
     with side_stream(run.device), run.collectives.opening("sharding the model", run.world):
-        return shard(module, parallel, links, device=run.device, seed=seed[0], by_child=by_child, split=split)
+        return shard(
+            module, parallel, links, device=run.device, seed=seed[0], by_child=by_child, split=split, tables=tables
+        )
 
 
 def describe_shards(

@@ -7,7 +7,8 @@ from lightning_dist.comm.agreement import GroupVote
 from lightning_dist.config import ParallelConfig
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.shards import ShardedStages, stage_owners
-from lightning_dist.parallel.zero import ShardLinks, open_mesh, shard
+from lightning_dist.parallel.shard_links import ShardLinks
+from lightning_dist.parallel.zero import open_mesh, shard
 from lightning_dist.topology.layout import DATA_AXES
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lightning_dist.cli.ab_hosts import Meeting, add_arguments, meeting, run_other_host
 from lightning_dist.cli.command import Command
 from lightning_dist.cli.composing import check_composes
 from lightning_dist.cli.quantities import check_positive
@@ -24,8 +25,9 @@ from lightning_dist.errors import ConfigError, RecordError
 from lightning_dist.experiment.arms import ARMS, Experiment, RunName, parse_arm, said
 from lightning_dist.experiment.comparison import Comparison, compare
 from lightning_dist.experiment.curves import LOSS
+from lightning_dist.experiment.hosts import FirstHost
 from lightning_dist.experiment.page import html_of
-from lightning_dist.experiment.performing import pairs_of, perform
+from lightning_dist.experiment.performing import OnEnd, pairs_of, perform
 from lightning_dist.experiment.running import CURVE_VARIABLE
 from lightning_dist.experiment.store import REPORT_FILE, RESULT_FILE, Outcome, Store, default_folder
 from lightning_dist.experiment.terminal import failure, render
@@ -82,6 +84,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the override of the number of steps (default: trainer.max_steps)",
     )
+    add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument(
         "words",
@@ -93,19 +96,41 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     experiment, margin = _asked(arguments)
+    where = meeting(arguments, os.environ)
     folder = arguments.output or default_folder(experiment)
+    console = Console(stderr=arguments.json) if sys.stdout.isatty() else Console(width=140, stderr=arguments.json)
+    with _ending_on_sigterm():
+        if where is None or where.leads:
+            return _lead(experiment, margin, arguments, folder, where, console)
+        limit_s = _limit_s(arguments)
+        on_end = _on_end(console)
+        try:
+            return run_other_host(where, experiment, folder, limit_s=limit_s, console=console, on_end=on_end)
+        except KeyboardInterrupt:
+            print("\nhierdist ab: interrupted; the first host ends too", file=sys.stderr)
+            return _INTERRUPTED
+
+
+def _lead(
+    experiment: Experiment,
+    margin: Margin,
+    arguments: argparse.Namespace,
+    folder: Path,
+    where: Meeting | None,
+    console: Console,
+) -> int:
     if arguments.seeds < 2:
         print("hierdist ab: one pair shows no spread, so there will be no verdict; --seeds 5", file=sys.stderr)
     if arguments.fresh and (folder / "experiment.json").is_file():
         shutil.rmtree(folder)
-    console = Console(stderr=arguments.json) if sys.stdout.isatty() else Console(width=140, stderr=arguments.json)
-    with Store(folder, experiment) as store, _ending_on_sigterm():
+    with Store(folder, experiment) as store, contextlib.ExitStack() as stack:
         console.print(f"runs are kept in {folder}; the same command goes on there", highlight=False, markup=False)
         if arguments.a_from is not None:
             taken = store.take([RunName("a", seed) for seed in range(arguments.seeds)], arguments.a_from)
             console.print(f"{len(taken)} runs of a are taken from {arguments.a_from}", highlight=False, markup=False)
         try:
-            outcomes = _perform(experiment, arguments, store, console)
+            hosts = None if where is None else stack.enter_context(where.first_host(experiment, console.print))
+            outcomes = _perform(experiment, arguments, store, console, hosts)
         except KeyboardInterrupt:
             print(f"\nhierdist ab: interrupted; the same command goes on in {folder}", file=sys.stderr)
             return _INTERRUPTED
@@ -124,7 +149,10 @@ def _run(arguments: argparse.Namespace) -> int:
         else:
             console.print(render(experiment, comparison, failed))
             console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
-    return STATUS[comparison.judgement.answer]
+        status = STATUS[comparison.judgement.answer]
+        if hosts is not None:
+            hosts.over(headline(comparison), status)
+    return status
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[Experiment, Margin]:
@@ -158,25 +186,41 @@ def _asked(arguments: argparse.Namespace) -> tuple[Experiment, Margin]:
 
 
 def _perform(
-    experiment: Experiment, arguments: argparse.Namespace, store: Store, console: Console
+    experiment: Experiment, arguments: argparse.Namespace, store: Store, console: Console, hosts: FirstHost | None
 ) -> dict[RunName, Outcome]:
     def on_start(name: RunName, place: int, count: int) -> None:
         overrides = said(experiment.overrides(name.arm))
         line = f"run {place} of {count}: {name.arm} ({overrides}), seed {name.seed} ..."
         console.print(line, end=" ", highlight=False, markup=False)
 
+    seeds = range(arguments.seeds)
+    outcomes = perform(
+        experiment,
+        seeds,
+        store,
+        environ=os.environ,
+        limit_s=_limit_s(arguments),
+        on_start=on_start,
+        on_end=_on_end(console),
+        hosts=hosts,
+    )
+    if len(outcomes) < 2 * arguments.seeds:
+        console.print("no run of one arm works: the rest is not tried", style="red", highlight=False)
+    return outcomes
+
+
+def _on_end(console: Console) -> OnEnd:
     def on_end(name: RunName, outcome: Outcome) -> None:
         said_end = text(outcome.seconds, "s")
         console.print(said_end if outcome.is_good else f"failed after {said_end}", highlight=False, markup=False)
         if not outcome.is_good:
             console.print(failure(name, outcome))
 
-    limit_s = None if arguments.run_minutes is None else arguments.run_minutes * 60
-    seeds = range(arguments.seeds)
-    outcomes = perform(experiment, seeds, store, environ=os.environ, limit_s=limit_s, on_start=on_start, on_end=on_end)
-    if len(outcomes) < 2 * arguments.seeds:
-        console.print("no run of one arm works: the rest is not tried", style="red", highlight=False)
-    return outcomes
+    return on_end
+
+
+def _limit_s(arguments: argparse.Namespace) -> float | None:
+    return None if arguments.run_minutes is None else float(arguments.run_minutes * 60)
 
 
 def _values(experiment: Experiment, comparison: Comparison, failed: dict[RunName, Outcome]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ Note [Velocities move, too]
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,8 @@ class Feedback:
         momentum: float = 0.0,
     ) -> None:
         self.loses = loses
+        self.scale_of: Callable[[], torch.Tensor | None] = lambda: None
+        self._scale: torch.Tensor | None = None  # of what is owed
         self._layout = layout
         self._rank = rank
         self._warmup_steps = warmup_steps
@@ -97,6 +99,8 @@ class Feedback:
             for key in [key for key in self._accounts if key not in self._seen]:
                 self._file(self._accounts.pop(key))
             self._seen.clear()
+        if not self._seen:
+            self._follow_scale()
         self._seen.add(origin.key)
         account = self._accounts.get(origin.key)
         is_new = account is None or account.origin != origin
@@ -138,6 +142,7 @@ class Feedback:
         """
         return {
             "layout": self._layout,
+            "scale": None if self._scale is None else float(self._scale),
             "window": self._window,
             "seen": sorted(self._seen),
             "accounts": [account.state_dict() for account in self._accounts.values()],
@@ -170,6 +175,24 @@ class Feedback:
                     self._file(account)
             _file(self._filed, _on(device, state["filed"]))
             _file(self._moving, _on(device, state.get("moving", {}) if self._momentum else {}))
+        scales = [state["scale"] for state in states if state.get("scale") is not None]
+        self._scale = None
+        if scales:  # of one run: alike
+            self._multiply(1 / scales[0])
+
+    def _follow_scale(self) -> None:
+        """Bring what is owed to the scale of the gradients that come, without asking a device for it."""
+        scale = self.scale_of()
+        if scale is not None:
+            self._multiply(scale if self._scale is None else scale / self._scale)
+            self._scale = scale.clone()
+
+    def _multiply(self, factor: torch.Tensor | float) -> None:
+        slots = [slots for each in self._accounts.values() for slots in (each.residues, each.velocities)]
+        rows = [rows for each in slots for _, rows in each.values()]
+        rows += [values for filed in (self._filed, self._moving) for each in filed.values() for _, values in each]
+        for each in rows:
+            each.mul_(factor)
 
     def keep_only(self, names: Collection[str]) -> None:
         """Forget what is filed of other parameters: another rank has taken it over, too."""

@@ -207,7 +207,7 @@ def _notes(pairs: Sequence[Pair], steps: int) -> list[str]:
     if partial:
         notes.append(
             f"of {partial[0].world_size} ranks {partial[0].ranks} left their losses here: the others' hosts do not "
-            "share the folder (--output)"
+            "share the folder (--output), and do not send them (--hosts)"
         )
     sizes = {curve.world_size for pair in pairs for curve in (pair.a, pair.b)}
     if len(sizes) > 1:

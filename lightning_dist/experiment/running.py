@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from lightning_dist.errors import LaunchError, RecordError
@@ -20,6 +21,7 @@ from lightning_dist.parent_watch import bound_command
 CURVE_VARIABLE = "HIERDIST_CURVE"
 """Tells ``hierdist_ab_hook`` in the ranks where to write."""
 
+_WATCH_EVERY_S = 0.2
 _GRACE_S = 20.0  # from being asked to end to being killed
 _LAST_LINES = 12
 _SEEN_BYTES = 1 << 16  # of the end of the output
@@ -35,6 +37,7 @@ def run_once(
     environ: Mapping[str, str],
     limit_s: float | None = None,
     steps: int | None = None,
+    watch: Callable[[], str] | None = None,
 ) -> Outcome:
     """Run a command to its end; it dies with this process, and with an exception here, Ctrl-C's too.
 
@@ -45,6 +48,7 @@ def run_once(
         environ: Environment of the command.
         limit_s: How long it may take; ``None``: as long as it wants.
         steps: How many steps it is to take; ``None``: that is its business.
+        watch: Asked several times a second: why the run is to be ended, or an empty string.
 
     Raises:
         LaunchError: There is no such program.
@@ -63,14 +67,27 @@ def run_once(
             start_new_session=True,
         )
         try:
-            status: int | None = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            status = None
+            why = _waited(process, limit_s, watch)
         finally:
             _end(process)
     seconds = time.monotonic() - start_s
-    why = f"it took more than {limit_s:g} s, and was ended" if status is None else _wrong(status, curve, steps)
+    why = why or _wrong(process.returncode, curve, steps)
     return Outcome(not why, why, seconds, last_words(output) if why else ())
+
+
+def _waited(process: subprocess.Popen[bytes], limit_s: float | None, watch: Callable[[], str] | None) -> str:
+    """Wait for its end; why it is to be ended before, if it is."""
+    end_s = math.inf if limit_s is None else time.monotonic() + limit_s
+    while True:
+        left_s = min(end_s - time.monotonic(), math.inf if watch is None else _WATCH_EVERY_S)
+        try:
+            process.wait(None if math.isinf(left_s) else max(left_s, 0.0))
+            return ""
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end_s:
+                return f"it took more than {limit_s:g} s, and was ended"
+        if watch is not None and (why := watch()):
+            return why
 
 
 def last_words(output: Path) -> tuple[str, ...]:

@@ -39,12 +39,10 @@ class AllReduceScheme:
         model only, and a run that goes on from a checkpoint encodes what it would have without a stop.
         """
         module.register_comm_hook(state=None, hook=self.hook)
-        feedback = self._all_reduce.feedback
-        if feedback is not None:
-            self._names = {parameter: name for name, parameter in module.module.named_parameters()}
-            module.finish_backward = self.after_backward
-            if feedback.loses:
-                module.keep_buckets()
+        self._names = {parameter: name for name, parameter in module.module.named_parameters()}
+        module.finish_backward = self.after_backward
+        if self._all_reduce.feedback is not None and self._all_reduce.feedback.loses:
+            module.keep_buckets()
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """Begin to average one bucket.

@@ -75,8 +75,8 @@ class DataParallelMode(Mode):
         if has_sparse_gradients(self.module):
             self._norm = GlobalNorm(
                 self.setting.run.collectives,
-                None if tables is None else tables.service.group,
                 dealt=lambda parameter: tables is not None and parameter in tables.by_parameter,
+                owners=None if tables is None else tables.service.group,
             )
             clip_globally(self.setting.precision, self._norm)
 
@@ -204,6 +204,13 @@ class DataParallelMode(Mode):
     def feedback(self) -> Feedback | None:
         """Of the lanes, or of what is made of gradients before."""
         return self._low_rank or (None if self._all_reduce is None else self._all_reduce.feedback)
+
+    def hand_on(self, feedback: Feedback) -> bool:
+        """Through the buckets of the reducer."""
+        if self._all_reduce is None or self.setting.sync.algorithm == "local_sgd":
+            return False
+        self._all_reduce.feedback = feedback
+        return True
 
     def abort(self, reason: str) -> None:
         """End the lanes."""

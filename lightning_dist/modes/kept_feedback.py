@@ -64,6 +64,13 @@ def warn_of_second_momentum(mode: Mode, optimizers: Sequence[torch.optim.Optimiz
             )
 
 
+def follow_scale(mode: Mode) -> None:
+    """What is owed follows the scale of gradients, where a scaler of the precision plugin changes it."""
+    scaler = getattr(mode.setting.precision, "scaler", None)
+    if mode.feedback is not None and scaler is not None:
+        mode.feedback.scale_of = lambda: scaler._scale  # get_scale() would wait for the device
+
+
 def forget_feedback(mode: Mode) -> None:
     """Nothing is owed: the state that training goes on from is not that of the gradients so far.
 
@@ -91,12 +98,16 @@ def load_feedback(folder: Folder, manifest: Manifest, mode: Mode, held: Collecti
         forget_feedback(mode)
         return
     if feedback is None:
-        rank_zero_warn(
-            "the checkpoint holds what its run has lost of gradients and was to send still, and this run, which loses "
-            f"nothing (sync.codec={mode.setting.sync.codec}), does not take it over: to have it applied, go on for a "
-            "step with the sync of before"
-        )
-        return
+        feedback = build.handed_on(mode.setting.run)
+        if not mode.hand_on(feedback):
+            rank_zero_warn(
+                "the checkpoint holds what its run has lost of gradients and was to send still, and parallel="
+                f"{mode.setting.parallel.mode} with sync.algorithm={mode.setting.sync.algorithm} and "
+                f"sync.codec={mode.setting.sync.codec} does not take it over: to have it applied, go on for a step "
+                "with the sync of before"
+            )
+            return
+        follow_scale(mode)
     window, run = manifest.record.get(WINDOW) or 0, mode.setting.run
     own = f"{FEEDBACK}{run.rank}"
     if len(saved) == run.cluster.world_size and own in saved:

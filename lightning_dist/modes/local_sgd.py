@@ -32,7 +32,7 @@ from lightning_dist.modes.local_state import LocalState
 from lightning_dist.modes.mode import Mode, Setting
 from lightning_dist.modes.sharded import ShardedMode
 from lightning_dist.parallel.held_state import HeldState, local_of
-from lightning_dist.parallel.zero import ShardLinks
+from lightning_dist.parallel.shard_links import ShardLinks
 
 
 class LocalMode(Mode):

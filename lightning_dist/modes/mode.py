@@ -181,6 +181,17 @@ class Mode:
         """What codecs have lost of gradients and is to be sent still; ``None`` where they lose nothing."""
         return None
 
+    def hand_on(self, feedback: Feedback) -> bool:
+        """Add to the next gradients what another run has left owed, though this one loses nothing.
+
+        Args:
+            feedback: From now on the mode's; empty yet.
+
+        Returns:
+            Whether this mode can.
+        """
+        return False
+
     @property
     def feedback_seat(self) -> Seat:
         """This rank's place among those of whom any may send what is owed of a parameter it holds."""

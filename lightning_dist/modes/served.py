@@ -18,7 +18,7 @@ from lightning_dist import build
 from lightning_dist.build import TableService
 from lightning_dist.config import SyncConfig
 from lightning_dist.errors import CombinationError
-from lightning_dist.gradsync.parameter_server import ServedTables
+from lightning_dist.gradsync.parameter_server import ServedTables, tables_to_serve
 from lightning_dist.gradsync.parameter_server.client import ServedTable
 from lightning_dist.gradsync.parameter_server.processes.remote import RemoteShard
 from lightning_dist.modes.look_ahead import look_ahead, next_batch, rows_of_batch
@@ -26,6 +26,7 @@ from lightning_dist.modes.mode import Setting, unwrapped
 from lightning_dist.parallel.boxes import Spread, boxes_along
 from lightning_dist.parallel.full_tensors import FullTensors, without_memory
 from lightning_dist.parallel.held_state import HeldState, HeldTensor, Stored, TensorToFill
+from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.state_hooks import StateHooks
 from lightning_dist.topology.layout import DATA_AXES, Layout
 
@@ -179,6 +180,12 @@ def deal_tables(setting: Setting, module: nn.Module, trainer: pl.Trainer) -> Dea
     Raises:
         CombinationError: They do not go with the device, or with a callback.
     """
+    above_bytes = setting.sync.sparse.serves_above_bytes
+    if above_bytes is not None and is_on_meta(module) and tables_to_serve(module, above_bytes=above_bytes):
+        raise CombinationError(
+            f"sync.sparse.exchange={setting.sync.sparse.exchange} deals rows of tables that have values, and the model "
+            "was made on the meta device: make its embeddings in __init__, or write sync.sparse.exchange=rows"
+        )
     service = build.open_tables(setting.run, module, setting.sync)
     if service is None:
         return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -11,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies.ddp import _DDPForwardRedirection
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lightning_dist import build
@@ -20,14 +21,15 @@ from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
 from lightning_dist.modes.mode import Mode, Seat, Setting, unwrapped
 from lightning_dist.modes.refusals import refuse_after_failure, refuse_scaled_products
+from lightning_dist.modes.served import DealtTables, deal_tables
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.materialize import is_on_meta
 from lightning_dist.parallel.norms import GlobalNorm
+from lightning_dist.parallel.shard_links import ShardLinks
 from lightning_dist.parallel.sharded import Sharded
 from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.used_shards import explaining_shards
-from lightning_dist.parallel.zero import ShardLinks
 
 
 class ShardedMode(Mode):
@@ -53,6 +55,9 @@ class ShardedMode(Mode):
         self._model: Sharded | None = None
         self._averages: list[Sharded] = []
         self._links: ShardLinks | None = None
+        self._row_links: build.RowLinks | None = None
+        self._tables: DealtTables | None = None
+        self._accumulates = False
         self._norm: GlobalNorm | None = None
         self._buffers_due = False
         self._is_fitting = False
@@ -79,6 +84,7 @@ class ShardedMode(Mode):
         if setting.ddp_arguments:
             names, mode = ", ".join(setting.ddp_arguments), setting.parallel.mode
             rank_zero_warn(f"{names}: no effect with parallel.mode={mode}; they are DistributedDataParallel's")
+        self._open_tables(trainer)
         self._links = self._open_links()
         refuse_scaled_products(trainer, self._links.feedback)
         self._model = self._sharded(self.module, self._links)
@@ -87,21 +93,39 @@ class ShardedMode(Mode):
         setting.announce(self._described(self._model, self._links))
         return self._model
 
+    def _open_tables(self, trainer: pl.Trainer) -> None:
+        """What has sparse gradients is not sharded."""
+        setting, module = self.setting, self.module
+        self._tables = deal_tables(setting, module, trainer) if self._is_fitting else None
+        service = None if self._tables is None else self._tables.service
+        self._row_links = build.open_row_links(
+            setting.run, module, sync=setting.sync, announce=rank_zero_info, service=service
+        )
+
     def _open_links(self) -> ShardLinks:
         """What shards travel over."""
         setting = self.setting
         return build.open_shard_links(setting.run, setting.parallel, setting.sync, self._tensor)
 
     def _sharded(self, module: nn.Module, links: ShardLinks) -> Sharded:
-        by_child = not getattr(module, "automatic_optimization", True)
         return build.shard_model(
-            module, links, run=self.setting.run, parallel=self.setting.parallel, by_child=by_child, split=self._split
+            module,
+            links,
+            run=self.setting.run,
+            parallel=self.setting.parallel,
+            by_child=not getattr(module, "automatic_optimization", True),
+            split=self._split,
+            tables=None if self._row_links is None else self._row_links.tables,
         )
 
     def _norm_globally(self, links: ShardLinks) -> None:
         """Clip by the norm of the whole gradient, and let hooks that log norms see plain numbers."""
         tensor, plugin = None if self._tensor is None else self._tensor.tensor, self.setting.precision
-        self._norm = GlobalNorm(self.setting.run.collectives, links.shards, tensor)
+        dealt = {} if self._tables is None else self._tables.by_parameter
+        owners = None if self._tables is None else self._tables.service.group
+        self._norm = GlobalNorm(
+            self.setting.run.collectives, links.shards, tensor, dealt=dealt.__contains__, owners=owners
+        )
         clip_globally(plugin, self._norm)
         hooks_see_whole_numbers(plugin)
 
@@ -128,6 +152,8 @@ class ShardedMode(Mode):
         """Refuse those made before the sharding."""
         if self._model is not None:
             self._model.check_optimizers(optimizers)
+        if self._tables is not None:
+            self._tables.watch(optimizers)
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """Its end is the end of the backward of this loss."""
@@ -135,13 +161,50 @@ class ShardedMode(Mode):
             self._model.reduction.before_backward(loss)
 
     def after_backward(self) -> None:
-        """Sum what is not yet summed."""
+        """Sum what is not yet summed, and exchange what is not sharded."""
         if self._model is not None:
             self._model.reduction.after_backward()
+        if self._tables is not None:
+            self._tables.after_backward(is_last=not self._accumulates)
 
-    def no_sync(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
         """A window of accumulation goes on."""
-        return nullcontext() if self._model is None else self._model.no_sync()
+        self._accumulates = True
+        try:
+            with nullcontext() if self._model is None else self._model.no_sync():
+                yield
+        finally:
+            self._accumulates = False
+
+    def begin_batch(self, batch_idx: int) -> None:
+        """The step before is over, also one that was skipped."""
+        self._publish()
+
+    def begin_training(self, trainer: pl.Trainer) -> None:
+        """Tables may look a batch ahead."""
+        if self._tables is not None:
+            self._tables.begin_training(trainer)
+
+    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The module's, with the rows at hand that it says it will need."""
+        if self._tables is not None:
+            self._tables.begin_step(self.module.trainer, args[0], is_last=not self._accumulates)
+        return call(*args, **kwargs)
+
+    def end_training(self) -> None:
+        """So is the last step."""
+        self._publish()
+
+    def _publish(self) -> None:
+        if self._tables is not None:
+            self._tables.publish()
+
+    def abort(self, reason: str) -> None:
+        """Free who waits for this rank's rows."""
+        for part in (self._row_links, self._tables):
+            if part is not None:
+                part.abort(reason)
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """Gather what will be needed if ranks differ in their batches; in a fit, bring buffers to rank 0's state once.
@@ -149,6 +212,7 @@ class ShardedMode(Mode):
         Weight averaging swaps its values in after this, so that both wait for the first batch if all ranks surely have
         one.
         """
+        self._publish()
         model, agreement = self._model, self.setting.agreement
         if model is None:
             return
@@ -185,24 +249,37 @@ class ShardedMode(Mode):
         if self._model is None:
             return make()
         refuse_after_failure(self.setting.run.failure, "a sharded model")
-        return self._model.state_dict_of(make, keep=self.setting.run.rank == 0)
+        make_whole = functools.partial(self._model.state_dict_of, make, keep=self.setting.run.rank == 0)
+        return make_whole() if self._tables is None else self._tables.state_dict_of(make_whole)
 
     def optimizer_state(self, optimizer: Any, make: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Values on rank 0 only."""
         if self._model is None:
             return make(optimizer)
-        return self._model.full.optimizer_state(unwrapped(optimizer), keep=self.setting.run.rank == 0)
+        state = self._model.full.optimizer_state(unwrapped(optimizer), keep=self.setting.run.rank == 0)
+        return state if self._tables is None else self._tables.optimizer_state(optimizer, state)
 
     def held_state(self) -> HeldState:
         """Shards, and what is whole."""
         if self._model is None or self._links is None:
             return super().held_state()
-        return HeldState(self.module, self._links.layout, self.setting.run.rank, full=self._model.full)
+        layout, full = self._links.layout, self._model.full
+        if self._tables is not None:
+            return self._tables.held_state(layout, full)
+        return HeldState(self.module, layout, self.setting.run.rank, full=full)
 
     @property
     def feedback(self) -> Feedback | None:
         """Of the lanes."""
         return None if self._links is None else self._links.feedback
+
+    def hand_on(self, feedback: Feedback) -> bool:
+        """Through the sums of parameter groups, of which layers that ranks share know no whole parameters."""
+        parallel = self.setting.parallel
+        if self._links is None or parallel.splits or parallel.stages or self.setting.sync.algorithm == "local_sgd":
+            return False
+        self._links.scatter.feedback = feedback
+        return True
 
     @property
     def feedback_seat(self) -> Seat:
@@ -211,16 +288,22 @@ class ShardedMode(Mode):
             return super().feedback_seat
         return self._links.scatter.index, len(self._links.scatter.members)
 
-    def as_held(self) -> AbstractContextManager[None]:
-        """Shards stay shards."""
-        return nullcontext() if self._model is None else self._model.as_held()
+    @contextmanager
+    def as_held(self) -> Iterator[None]:
+        """Shards stay shards, and rows of tables that are dealt stay these."""
+        with (
+            nullcontext() if self._model is None else self._model.as_held(),
+            nullcontext() if self._tables is None else self._tables.as_held(),
+        ):
+            yield
 
     def optimizer_states_to_load(self, optimizers: list[Any], states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Each rank keeps its part."""
         if self._model is None:
             return states
         full = self._model.full
-        return [full.cut_optimizer_state(*pair) for pair in zip(optimizers, states, strict=False)]
+        cut = [full.cut_optimizer_state(*pair) for pair in zip(optimizers, states, strict=False)]
+        return cut if self._tables is None else self._tables.optimizer_states_to_load(optimizers, cut)
 
     @property
     def outlives_call(self) -> bool:
@@ -236,12 +319,16 @@ class ShardedMode(Mode):
         hooks_as_before(self.setting.precision)
         for wrapped in sharded:
             wrapped.release(whole=not failed)
+        if self._tables is not None:
+            self._tables.release(failed=failed)
 
     def close(self) -> None:
         """Close lanes and groups."""
-        links, self._links = self._links, None
-        if links is not None:
-            links.close()
+        opened = (self._links, self._row_links, self._tables)
+        self._links = self._row_links = self._tables = None
+        for part in opened:
+            if part is not None:
+                part.close()
 
 
 def _averages_of(trainer: pl.Trainer) -> Iterator[nn.Module]:

@@ -18,8 +18,8 @@ from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.parallel.pipeline import StagedModel, StageLinks
 from lightning_dist.parallel.pipeline.shards import ShardedStages
 from lightning_dist.parallel.pipeline.stage import LayerStage
+from lightning_dist.parallel.shard_links import ShardLinks
 from lightning_dist.parallel.used_shards import explaining_shards
-from lightning_dist.parallel.zero import ShardLinks
 
 
 class ShardedPipelineMode(PipelineMode):

@@ -28,7 +28,8 @@ class GlobalNorm:
         tensor: The ranks that share layers, along the axis ``tp``; ``None`` where no layer is split.
         stages: The ranks of the pipeline; ``None`` where the model is not cut into stages.
         counts: Whether a parameter's gradient counts on this rank; another one counts it otherwise.
-        dealt: Whether ``shards`` have a part each of a parameter's gradient, though it is no ``DTensor``.
+        dealt: Whether ``owners`` have a part each of a parameter's gradient, though it is no ``DTensor``.
+        owners: Those ranks; ``None`` where nothing is dealt.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class GlobalNorm:
         stages: RankGroup | None = None,
         counts: Callable[[nn.Parameter], bool] = lambda parameter: True,
         dealt: Callable[[nn.Parameter], bool] = lambda parameter: False,
+        owners: RankGroup | None = None,
     ) -> None:
         self._collectives = collectives
         self._shards = shards
@@ -47,6 +49,7 @@ class GlobalNorm:
         self._stages = stages
         self._counts = counts
         self._dealt = dealt
+        self._owners = owners
 
     def total(self, parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
         """The norm over all gradients, 0-dim; 0 if there is none. In fp32, in fp64 where a parameter is.
@@ -67,13 +70,19 @@ class GlobalNorm:
             (False, True): [],
             (False, False): [],
         }
+        dealt: list[torch.Tensor] = []
         for parameter in listed:
             if parameter.grad is not None and self._counts(parameter):
-                spread = (True, False) if self._dealt(parameter) else _spread(parameter.grad)
-                local[spread].append(_local(parameter))
-        powers = torch.cat([_power(tensors, norm_type, zero) for tensors in local.values()])
+                owner = dealt if self._dealt(parameter) else local[_spread(parameter.grad)]
+                owner.append(_local(parameter))
+        powers = torch.cat([_power(tensors, norm_type, zero) for tensors in (*local.values(), dealt)])
         largest = math.isinf(norm_type)
-        for group, part in ((self._shards, powers[:2]), (self._tensor, powers[1:3]), (self._stages, powers)):
+        for group, part in (
+            (self._shards, powers[:2]),
+            (self._tensor, powers[1:3]),
+            (self._owners, powers[4:]),
+            (self._stages, powers),
+        ):
             if group is not None and group.size > 1:
                 self._collectives.all_reduce(part, group, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         return powers.max() if largest else powers.sum().pow(1.0 / norm_type)

@@ -52,6 +52,7 @@ from lightning_dist.parallel.inner_backward import InnerBackward
 from lightning_dist.parallel.lane_sums import Arrived, LaneSums
 from lightning_dist.parallel.lost_writes import LostWrites
 from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.row_gradients import RowGradients
 from lightning_dist.parallel.used_shards import refuse_direct_gradients
 
 Vote = Callable[[Sequence[bool]], list[bool]]
@@ -65,6 +66,7 @@ class GradientReduction:
         root: FSDP2 was applied to it or to modules in it.
         sums: How groups' gradients become shards.
         replicated: Gradients of parameters that are whole on each rank.
+        rows: Those of tables, which are sparse.
         vote: How ranks learn which parameters any of them used; ``None``: each must use all.
         waits_at_once: Whether each sum is waited for where it is started; see Note [A backward].
         max_pending: Sums under way before backward waits for the oldest: what bounds the memory they hold; ``None``:
@@ -77,6 +79,7 @@ class GradientReduction:
         *,
         sums: LaneSums,
         replicated: ReplicatedGradients,
+        rows: RowGradients | None = None,
         vote: Vote | None,
         keeps_parameters: bool,
         waits_at_once: bool = False,
@@ -84,6 +87,7 @@ class GradientReduction:
     ) -> None:
         self.synchronises = True  # whether backward sums at all
         self.crosses = True  # whether sums go on to other replicas
+        self.ends_window = True  # whether the gradients are complete after the backward
         self.in_step = False  # whether a training step goes on
         self._root = root
         self._watches = [
@@ -99,6 +103,7 @@ class GradientReduction:
         self._inner = InnerBackward(root, keeps_parameters=keeps_parameters)
         self._sums = sums
         self._replicated = replicated
+        self._rows = rows if rows is not None else RowGradients({}, None)
         self._vote = vote
         self._waits_at_once = waits_at_once
         self._max_pending = max_pending
@@ -256,12 +261,14 @@ class GradientReduction:
         watches = [self._watches[index] for index in self._expected]
         params = [param for watch in watches for param in trained(watch.group)]
         used = [param in watch.used for watch in watches for param in trained(watch.group)]
-        whole = self._replicated.used()
+        whole, rows = self._replicated.used(), self._rows.used()
         if self._vote is not None:
-            answers = self._vote([*used, *whole])
-            used, whole = answers[: len(used)], answers[len(used) :]
+            answers = iter(self._vote([*used, *whole, *rows]))
+            used, whole, rows = ([next(answers) for _ in asked] for asked in (used, whole, rows))
         if self.crosses:
             self._replicated.average(whole if self._vote is not None else [True] * len(whole))
+        if self.ends_window:
+            self._rows.average(rows if self._vote is not None else [True] * len(rows))
         for param, was_used in zip(params, used, strict=True):
             if not was_used and param not in self._carried:
                 if param.sharded_param.grad is not None:
@@ -273,8 +280,8 @@ class GradientReduction:
                 "of its forward. Sharded modules do not take that: write parallel=ddp"
             )
         if self._vote is None:
-            names = [*map(name_of, params), *self._replicated.names()]
-            self._refuse([name for name, was_used in zip(names, [*used, *whole], strict=True) if not was_used])
+            names = [*map(name_of, params), *self._replicated.names(), *self._rows.names()]
+            self._refuse([name for name, was_used in zip(names, [*used, *whole, *rows], strict=True) if not was_used])
 
     def _refuse(self, names: Sequence[str]) -> None:
         if names:

@@ -157,6 +157,7 @@ class Sharded(nn.Module):
         policy, reduction = self._policy, self.reduction
         reduction.crosses = not policy.replicates
         reduction.synchronises = policy.sums_each_micro_step
+        reduction.ends_window = False
         for group in self._groups:
             group.reshard_after_backward = not policy.keeps_parameters
             group.reduce_grads = policy.sums_each_micro_step
@@ -164,7 +165,7 @@ class Sharded(nn.Module):
             with self._buffer_sync.window():
                 yield
         finally:
-            reduction.crosses = reduction.synchronises = True
+            reduction.crosses = reduction.synchronises = reduction.ends_window = True
             for group in self._groups:
                 group.reshard_after_backward = group.reduce_grads = True
 

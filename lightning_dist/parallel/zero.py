@@ -7,9 +7,7 @@ training", 2023.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -17,18 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from lightning_dist.comm.agreement import Agreement, GroupVote, PartingVote
-from lightning_dist.comm.codecs import Codec
-from lightning_dist.comm.collectives import Collectives, RankGroup
-from lightning_dist.comm.feedback import Feedback
-from lightning_dist.comm.groups import broadcast_from_first, destroy
-from lightning_dist.comm.hierarchical import HierarchicalAllReduce
-from lightning_dist.comm.row_blocks import RowAverage
-from lightning_dist.comm.scattered import HierarchicalScatter
+from lightning_dist.comm.collectives import RankGroup
+from lightning_dist.comm.groups import broadcast_from_first
 from lightning_dist.config import ParallelConfig
-from lightning_dist.errors import CombinationError, ConfigError
+from lightning_dist.errors import ConfigError
+from lightning_dist.parallel.beside_shards import BesideShards, beside_shards
 from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
 from lightning_dist.parallel.children import Owners, child_owners
 from lightning_dist.parallel.fsdp_groups import (
@@ -45,12 +37,13 @@ from lightning_dist.parallel.lost_weights import has_lost_weights, raise_lost
 from lightning_dist.parallel.materialize import is_on_meta, materialize
 from lightning_dist.parallel.reduction import GradientReduction
 from lightning_dist.parallel.replicated import ReplicatedGradients
+from lightning_dist.parallel.row_gradients import TablesBeside, sparse_embeddings
 from lightning_dist.parallel.row_sums import RowSums
+from lightning_dist.parallel.shard_links import ShardLinks
 from lightning_dist.parallel.shard_tensors import ShardTensors
 from lightning_dist.parallel.sharded import Sharded, ShardPolicy
 from lightning_dist.parallel.tensor.model import TensorParallel
 from lightning_dist.parallel.unsharding import undo_sharding
-from lightning_dist.topology.layout import Layout
 
 POLICIES: dict[str, ShardPolicy] = {
     "zero1": ShardPolicy(keeps_parameters=True, sums_each_micro_step=False),
@@ -59,79 +52,6 @@ POLICIES: dict[str, ShardPolicy] = {
     "hsdp": ShardPolicy(keeps_parameters=False, sums_each_micro_step=True, replicates=True),
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class ShardLinks:
-    """What shards travel over.
-
-    Attributes:
-        layout: Which rank stands where.
-        axes: Of the layout, over which shards are spread.
-        mesh: [shards], this rank's group of shards.
-        scatter: Lanes over the same ranks.
-        secondary: [hosts, ranks a host]: where parameters are kept between forward and backward; ``None``: nowhere.
-        secondary_scatter: Lanes over the ranks of the host.
-        across: Sums shards over replicas; ``None`` where there is one replica.
-        world: All ranks that hold the model, or the same stages of it; for parameters that are whole on each.
-        collectives: The seam.
-        vote: How ranks learn what any of them used.
-        operation: Opens the seam around an operation of the default process group.
-        groups: Process groups to release at the end.
-        brings_values: Whether values are still to be made alike on all ranks, rank 0's.
-        gathers: How parameters travel where they leave a host; ``None``: as they are.
-        inside: The ranks that train together once others train apart; ``None``: all do.
-        rows: Averages rows of matrices over hosts in another way than value by value; ``None``: nobody does.
-        in_host: Lanes over the ranks of this host, for that.
-    """
-
-    layout: Layout
-    axes: frozenset[str]
-    mesh: DeviceMesh
-    scatter: HierarchicalScatter
-    secondary: DeviceMesh | None
-    secondary_scatter: HierarchicalScatter | None
-    across: HierarchicalAllReduce | None
-    world: RankGroup
-    collectives: Collectives
-    vote: Agreement | GroupVote | PartingVote
-    operation: Callable[[str], AbstractContextManager[None]]
-    groups: Sequence[RankGroup]
-    brings_values: bool = True
-    gathers: Codec | None = None
-    inside: RankGroup | None = None
-    rows: RowAverage | None = None
-    in_host: HierarchicalScatter | None = None
-
-    @property
-    def feedback(self) -> Feedback | None:
-        """What is owed of gradients; ``None``: nothing is lost of them."""
-        return self.scatter.feedback if self.rows is None else self.rows.feedback
-
-    @property
-    def shards(self) -> RankGroup:
-        """The ranks that share the shards."""
-        members = self.scatter.members
-        return RankGroup(members, self.scatter.index, self.mesh.get_group(), "shards", self.world.tier)
-
-    def part(self, model: Sharded) -> None:
-        """Replicas of a model train apart from now on."""
-        if self.inside is not None:
-            model.part(self.inside)
-        if isinstance(self.vote, PartingVote):
-            self.vote.part()
-
-    def close(self) -> None:
-        """End lanes and groups. Safe to call twice."""
-        for part in (self.rows, self.in_host, self.across, self.scatter, self.secondary_scatter, self.vote):
-            if part is not None:
-                part.close()
-        destroy(self.groups)
-        # DTensor's caches keep meshes, and take a later mesh of the same ranks for the one they know (torch 2.13).
-        _clear_sharding_prop_cache()
-        for mesh in (self.mesh, self.secondary):
-            if mesh is not None:
-                mesh._pg_registry.clear()
 
 
 def shard(
@@ -144,6 +64,7 @@ def shard(
     by_child: bool = False,
     owners: Owners | None = None,
     split: TensorParallel | None = None,
+    tables: TablesBeside | None = None,
 ) -> Sharded:
     """Spread a module over ranks; every rank calls it.
 
@@ -161,6 +82,7 @@ def shard(
             not have one.
         owners: Of a model cut into stages: the modules that are sharded each for itself, by a schedule.
         split: What has split the module's layers before; its values are alike on all ranks already.
+        tables: What is left out, because its gradients are sparse; ``None``: there are none.
 
     Raises:
         CombinationError: A parameter that FSDP2 does not take is split.
@@ -178,37 +100,44 @@ def shard(
         broadcast_buffers=config.broadcast_buffers,
     )
     was_meta = is_on_meta(module)
+    if was_meta and tables is not None:
+        _materialize_tables(module, device, seed)
     survey = survey_blocks(module, named=tuple(config.shard_modules))
     sharded.description = describe_blocks(survey)
     blocks = [block.module for block in survey.blocks]  # those inside others come first
     named = dict(sharded.named_parameters())
     originals = {} if was_meta else {name: p for name, p in named.items() if not isinstance(p, DTensor)}
-    kept_whole = unshardable(sharded)
     rest: list[nn.Module] = [sharded]
-    _refuse_split(kept_whole, config)
     by_schedule, elsewhere = owners is not None, owners.elsewhere if owners is not None else frozenset()
     if by_child and owners is None:
         owners = child_owners(module)
+    beside = beside_shards(sharded, config, tables, owners)
     if owners is not None:
-        kept_whole |= {name: p for name, p in named.items() if p in owners.whole}
-        kept_whole = {name: p for name, p in kept_whole.items() if p not in elsewhere}
         blocks = owners.inside(blocks) if by_schedule else blocks
         rest = [owner for owner in owners.modules if owner not in blocks]
     places = places_of_parameters(module)
     try:
-        _apply(sharded, blocks, rest, set(kept_whole.values()), config, links, device=device, seed=seed)
+        _apply(sharded, blocks, rest, beside, config, links, device=device, seed=seed)
     except BaseException:
         undo_sharding(sharded, {} if was_meta else named)
         raise
     if by_schedule:
         adopt_ties(params_of(sharded), places)
-    for name, parameter in originals.items():
-        if name not in kept_whole and parameter not in elsewhere:
+    for parameter in originals.values():
+        if parameter not in beside.parameters and parameter not in elsewhere:
             parameter.data = parameter.data.new_empty(0)  # its values live in the shards now
-    reduction = _connect(sharded, config, links, kept_whole, by_schedule=by_schedule)
+    reduction = _connect(sharded, config, links, beside, by_schedule=by_schedule)
     full = ShardTensors(sharded, links.scatter, split, axes=links.axes)
     sharded.complete(reduction=reduction, full=full, originals=originals, was_whole=not was_meta)
     return sharded
+
+
+def _materialize_tables(module: nn.Module, device: torch.device, seed: int) -> None:
+    """Give tables on the meta device memory and values before all else: they are told apart by what they are."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for embedding in sparse_embeddings(module):
+            materialize(embedding, device)
 
 
 def _refuse_unusable(module: nn.Module) -> None:
@@ -222,15 +151,6 @@ def _refuse_unusable(module: nn.Module) -> None:
         )
 
 
-def _refuse_split(kept_whole: Mapping[str, nn.Parameter], config: ParallelConfig) -> None:
-    """Refuse parameters that are to stay whole on each rank, and are split over ranks."""
-    if wrong := [name for name, p in kept_whole.items() if isinstance(p, DTensor)]:
-        raise CombinationError(
-            f"{wrong[0].removeprefix('module.')} is split over ranks and of another type than most parameters, which "
-            f"parallel.mode={config.mode} does not take; write 'replicate' for its layer in parallel.tensor.plan"
-        )
-
-
 def policy_of(config: ParallelConfig) -> ShardPolicy:
     """The policy of a mode; conditional use of modules needs all parameters gathered in one order."""
     policy = POLICIES[config.mode]
@@ -239,24 +159,11 @@ def policy_of(config: ParallelConfig) -> ShardPolicy:
     return policy
 
 
-def unshardable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Name -> parameter, of those that FSDP2 does not take: of one value, of none, or of a type few others have.
-
-    A group of FSDP2 sums its gradients in one tensor, so its parameters must be of one type.
-    """
-    named = dict(module.named_parameters())
-    sizes: dict[torch.dtype, int] = {}
-    for parameter in named.values():
-        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
-    common = max(sizes, key=lambda dtype: sizes[dtype], default=None)
-    return {name: p for name, p in named.items() if p.dim() == 0 or not p.numel() or p.dtype != common}
-
-
 def _apply(
     sharded: Sharded,
     blocks: Sequence[nn.Module],
     rest: Sequence[nn.Module],
-    ignored: set[nn.Parameter],
+    beside: BesideShards,
     config: ParallelConfig,
     links: ShardLinks,
     *,
@@ -266,7 +173,7 @@ def _apply(
     """FSDP2 on each block, then on the rest; what is on the meta device gets memory just before."""
     if rest != [sharded]:
         materialize(sharded.module, device, skip=[*blocks, *rest])
-        _align(sharded.module, [*blocks, *rest], links, device)
+        _align(sharded.module, [*blocks, *rest], beside, links, device)
     policy = policy_of(config)
     precision = MixedPrecisionPolicy(
         param_dtype=_DTYPES.get(config.gather_dtype),
@@ -280,7 +187,7 @@ def _apply(
             inside = set(target.modules())
             others = [block for block in blocks if block is not target and block in inside]
             materialize(target, device, skip=others)
-            _align(target, others, links, device)
+            _align(target, others, beside, links, device)
             for parameter in target.parameters():
                 if not isinstance(parameter, DTensor):  # FSDP2 takes no other memory format; the values are the same
                     parameter.data = parameter.data.contiguous()
@@ -290,13 +197,16 @@ def _apply(
                 reshard_after_forward=not policy.keeps_parameters and target not in rest,
                 mp_policy=precision,
                 offload_policy=offload,
-                ignored_params=ignored,
+                ignored_params=beside.parameters,
             )
 
 
-def _align(target: nn.Module, others: Sequence[nn.Module], links: ShardLinks, device: torch.device) -> None:
+def _align(
+    target: nn.Module, others: Sequence[nn.Module], beside: BesideShards, links: ShardLinks, device: torch.device
+) -> None:
     """Move what is about to be sharded to the device, with rank 0's values, as DDP does with a whole model."""
     done = {id(tensor) for other in others for tensor in (*other.parameters(), *other.buffers())}
+    done |= {id(tensor) for tensor in beside.dealt.values()}
     tensors = [t for t in (*target.parameters(), *target.buffers()) if id(t) not in done]
     for tensor in tensors:
         tensor.data = tensor.data.to(device)
@@ -310,7 +220,7 @@ def _connect(
     sharded: Sharded,
     config: ParallelConfig,
     links: ShardLinks,
-    kept_whole: Mapping[str, nn.Parameter],
+    beside: BesideShards,
     *,
     by_schedule: bool,
 ) -> GradientReduction:
@@ -323,7 +233,8 @@ def _connect(
     reduction = GradientReduction(
         sharded,
         sums=_sums_of(links),
-        replicated=ReplicatedGradients(kept_whole, collectives=links.collectives, group=links.world),
+        rows=beside.by_rows,
+        replicated=ReplicatedGradients(beside.averaged, collectives=links.collectives, group=links.world),
         vote=links.vote.any_of if config.find_unused_parameters else None,
         keeps_parameters=policy.keeps_parameters,
         waits_at_once=config.cpu_offload or _casts_sums(sharded),

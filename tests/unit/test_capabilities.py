@@ -103,16 +103,17 @@ def test_options_of_another_mode_are_named(parallel: dict[str, Any], device: str
 
 
 @pytest.mark.parametrize("sparse", [{"exchange": "parameter_server"}, {"dense_above": 0.5}], ids=str)
-def test_sparse_gradients_are_those_of_ddp(sparse: dict[str, Any]) -> None:
+def test_sparse_gradients_are_those_of_whole_layers(sparse: dict[str, Any]) -> None:
     sync = SyncConfig(sparse=SparseConfig(**sparse))
     said = [
         without_effect(
             sync, TopologyConfig(), ParallelConfig(mode=mode), RecomputeConfig(), num_hosts=2, device_type="cpu"
         )
-        for mode in ("zero2", "ddp")
+        for mode in ("tensor", "pipeline", "zero2", "ddp")
     ]
-    assert [len(lines) for lines in said] == [1, 0]
-    assert "sync.sparse has no effect with parallel.mode=zero2" in said[0][0]
+    assert [len(lines) for lines in said] == [1, 1, 0, 0]
+    assert "sync.sparse has no effect with layers that are shared by ranks" in said[0][0]
+    assert "sync.sparse has no effect with pipeline stages" in said[1][0]
     assert "write parallel=ddp" in said[0][0]
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from benchmarks.compression.figures import bytes_a_step, mean_losses, paired, seconds_to, step_s, steps_to
+from benchmarks.compression.guide import BEGIN, END, put_in, table
 from benchmarks.compression.measuring import gradients_of, reached
 from benchmarks.compression.report import markdown, times_to_loss
 from benchmarks.compression.training import DEFAULT, SMALL, Trained
@@ -92,3 +93,16 @@ def test_time_to_a_loss_is_steps_times_their_time() -> None:
     text = "\n".join(markdown({"loss": loss, "time, 100 Mbit/s": time}))
     assert "| onebit | 100 | 1.00 (1.00-1.00) | 1.000 | 44.0 | 2.27 |" in text
     assert "not within the budget (1 of 3)" in text
+
+
+def test_the_guides_table_has_a_line_a_sync_and_a_dash_for_what_is_unknown() -> None:
+    arms = {"ddp hierarchical": {"times_fewer": 1.0}, "ddp int8": {"times_fewer": 3.93}}
+    time = {"base": "Lightning ddp", "arms": {"Lightning ddp": _step(0.5), "int8": _step(0.1)}}
+    lines = list(table({"bytes": {"arms": arms}, "time, 100 Mbit/s": time}))
+    assert lines[2] == "| Lightning ddp | - | - | - | 500 | - | - | - |"
+    assert lines[4] == "| `int8` | 3.9 | - | - | 100 | - | - | - |"
+    assert len(lines) == 5
+    page = put_in(f"before\n{BEGIN}\nold\n{END}\nafter\n", iter(["new"]))
+    assert page == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    with pytest.raises(ValueError, match="has no"):
+        put_in("a page", iter(["new"]))

@@ -167,6 +167,24 @@ def test_other_ranks_take_over_all_that_is_owed(before: int, after: int, layout:
     torch.testing.assert_close(found, owed, rtol=0, atol=1e-5)
 
 
+def test_what_is_owed_follows_the_scale_of_gradients_and_is_saved_with_it() -> None:
+    """As if there was no scale: times powers of two everything is the same to the bit."""
+    plain, scaled, scale = feedback(), feedback(), torch.tensor(4.0)
+    scaled.scale_of = lambda: scale
+    for step in range(8):
+        if step in (2, 5):
+            scale = torch.tensor(16.0 if step == 2 else 0.5)
+        if step == 4:
+            saved = scaled.state_dict()
+            assert saved["scale"] == 16.0
+            scaled = feedback()
+            scaled.load_state_dicts([saved], CPU)
+            torch.testing.assert_close(total(scaled.owed(), "x", 300), total(plain.owed(), "x", 300), rtol=0, atol=0)
+            scaled.scale_of = lambda: scale  # noqa: B023  # the present one
+        a, b = noise(600, step), noise(600, step) * scale
+        assert torch.equal(send(plain.enter(TWO, a), a) * scale, send(scaled.enter(TWO, b), b))
+
+
 # -- momentum ----------------------------------------------------------------------------------------------------------
 
 ONE = Origin("a", (Span("x", 0, 40),), 0.5)

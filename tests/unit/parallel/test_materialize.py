@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lightning_dist.errors import ConfigError
+from lightning_dist.parallel.beside_shards import unshardable
 from lightning_dist.parallel.materialize import is_on_meta, materialize
-from lightning_dist.parallel.zero import unshardable
 
 CPU = torch.device("cpu")
 
@@ -81,5 +81,5 @@ def test_what_cannot_be_made_is_refused_by_name(kind: type[nn.Module], said: str
 def test_parameters_without_a_dimension_or_of_a_rare_type_stay_whole() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.bfloat16, bias=False), Scale())
     model.register_parameter("gain", nn.Parameter(torch.tensor(1.0)))
-    assert set(unshardable(model)) == {"gain", "1.weight"}
-    assert unshardable(nn.Identity()) == {}
+    assert set(unshardable(dict(model.named_parameters()))) == {"gain", "1.weight"}
+    assert unshardable({}) == {}
