@@ -12,6 +12,7 @@ from lightning_dist.config import (
     ElasticConfig,
     LocalSGDConfig,
     ParallelConfig,
+    ParameterServerConfig,
     RecomputeConfig,
     SparseConfig,
     SyncConfig,
@@ -246,6 +247,11 @@ def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, 
         said.append(
             f"sync.sparse has no effect with {where}, where embeddings cannot be sparse; write "
             f"parallel={', '.join(_IN_PLACE)} or hsdp"
+        )
+    if sync.parameter_server != ParameterServerConfig() and sync.sparse.serves_above_bytes is None:
+        said.append(
+            f"sync.parameter_server has no effect with sync.sparse.exchange={sync.sparse.exchange}, which deals no "
+            "table to servers; write sync=parameter_server or sync=auto"
         )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")
