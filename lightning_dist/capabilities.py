@@ -84,6 +84,11 @@ def _refuse_local_sgd(parallel: ParallelConfig, sync: SyncConfig) -> None:
             f"sync=local_sgd with parallel={parallel.mode}: a host is to train on its own, with the whole model or its "
             "shards; write parallel=ddp or zero2 (zero3, whose shards then lie inside hosts, as those of hsdp do)"
         )
+    if parallel.cpu_offload:
+        raise CombinationError(
+            "parallel.cpu_offload=true with sync=local_sgd, whose outer weights lie beside the shards and travel from "
+            "the device: write parallel.cpu_offload=false"
+        )
     if sync.local_sgd.workers == "ranks" and parallel.mode != "ddp":
         raise CombinationError(
             f"sync.local_sgd.workers=ranks with parallel={parallel.mode}: shards lie inside a worker, and a rank has "
@@ -246,6 +251,13 @@ def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, 
         said.append(
             f"sync.sparse has no effect with {where}, where embeddings cannot be sparse; write "
             f"parallel={', '.join(_IN_PLACE)} or hsdp"
+        )
+    served = sync.parameter_server
+    if served.servers == "ranks" and (served.servers_per_host != 1 or served.replicas):
+        name = "replicas" if served.replicas else "servers_per_host"
+        said.append(
+            f"sync.parameter_server.{name}={getattr(served, name)} has no effect with sync.parameter_server.servers="
+            "ranks; write sync.parameter_server.servers=processes"
         )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")

@@ -139,6 +139,7 @@ def local_sgd_of(
     module: torch.nn.Module,
     sync: SyncConfig,
     *,
+    warmup_steps: int,
     workers: Workers,
     lanes: HierarchicalAllReduce,
     agreement: Agreement,
@@ -151,6 +152,7 @@ def local_sgd_of(
         run: For events.
         module: Wrapped or sharded, on its device.
         sync: Options.
+        warmup_steps: So many first steps are made together.
         workers: Who trains together.
         lanes: Of :func:`open_outer_lanes`.
         agreement: Used by nobody else.
@@ -171,7 +173,7 @@ def local_sgd_of(
         timetable=Timetable(
             every=options.every,
             fragments=options.fragments,
-            warmup_steps=options.warmup_steps,
+            warmup_steps=warmup_steps,
             overlap_steps=options.overlap_steps,
         ),
         optimizer=OuterOptimizer(options.outer_lr, options.outer_momentum, options.nesterov),

@@ -76,6 +76,7 @@ def forget_feedback(mode: Mode) -> None:
 
     A search of a learning rate or a batch size goes back to where it began, inside of a fit.
     """
+    mode.forget()
     if mode.feedback is not None:
         mode.feedback.load_state_dicts([], mode.setting.run.device)
 

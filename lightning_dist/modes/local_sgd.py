@@ -8,6 +8,7 @@ Note [Which weights are where]
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -45,13 +46,14 @@ class LocalMode(Mode):
         self._lanes: HierarchicalAllReduce | None = None
         self._state: LocalState | None = None
         self._at_batch_end = _AtBatchEnd(self)
-        self._knows_step = False
+        self._knows_step = self._has_parted = False
         self._trainer: pl.Trainer | None = None
         self._workers = build.workers_of(setting.run, setting.sync)
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
         """As without, and open what workers meet over."""
         _refuse(trainer, self.module)
+        self._leave()  # a model that was never whole stays sharded from fit to fit
         wrapped = super().wrap(trainer)
         run, setting = self.setting.run, self.setting
         self._agreement = build.open_agreement(run)
@@ -60,6 +62,7 @@ class LocalMode(Mode):
             run,
             self.module,
             setting.sync,
+            warmup_steps=0 if self._has_parted else setting.sync.local_sgd.warmup_steps,
             workers=self._workers,
             lanes=self._lanes,
             agreement=self._agreement,
@@ -114,6 +117,7 @@ class LocalMode(Mode):
 
     def _part_model(self) -> None:
         """Nothing of the model's own talks to other workers from now on."""
+        self._has_parted = True
 
     def before_backward(self, loss: torch.Tensor) -> None:
         """A step may have unfrozen something."""
@@ -131,6 +135,7 @@ class LocalMode(Mode):
         super().end_training()
         if self._local is not None:
             self._local.finish()
+            self.forget()
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """In a fit, of the outer weights."""
@@ -168,6 +173,13 @@ class LocalMode(Mode):
             return held
         return held.among(self._workers.own, model=False)
 
+    def forget(self) -> None:
+        """What was made apart is over, or not what training goes on from; the loop knows how many steps were made."""
+        super().forget()
+        self._knows_step = False
+        if self._local is not None:
+            self._local.forget()
+
     def has_taken(self) -> None:
         """A checkpoint has said how many steps were made, and what each worker has."""
         self._knows_step = True
@@ -184,15 +196,20 @@ class LocalMode(Mode):
 
     def release(self, *, failed: bool) -> None:
         """As without."""
-        callbacks: list[pl.Callback] = [] if self._trainer is None else self._trainer.callbacks  # type: ignore[attr-defined]
-        callbacks[:] = [each for each in callbacks if each is not self._at_batch_end]
-        self._local = self._state = self._trainer = None
-        self._knows_step = False
+        self._leave()
         super().release(failed=failed)
 
     def close(self) -> None:
         """Close lanes and groups."""
         super().close()
+        self._leave()
+
+    def _leave(self) -> None:
+        """End what a fit has opened beside the model. Safe to call twice."""
+        callbacks: list[pl.Callback] = [] if self._trainer is None else self._trainer.callbacks  # type: ignore[attr-defined]
+        callbacks[:] = [each for each in callbacks if each is not self._at_batch_end]
+        self._local = self._state = self._trainer = None
+        self._knows_step = False
         lanes, self._lanes = self._lanes, None
         agreement, self._agreement = self._agreement, None
         for part in (lanes, agreement):
@@ -217,8 +234,9 @@ class LocalDataParallelMode(LocalMode, DataParallelMode):
 
     def rewrap(self) -> nn.Module:
         """For the parameters that want gradients now, and among those that train together now."""
-        if not self._is_apart and not self.is_exact:
-            self._is_apart, self._all_reduce = True, self._inside
+        if self._is_apart == self.is_exact:
+            self._is_apart = not self.is_exact
+            self._all_reduce = self._inside if self._is_apart else self._world
             if self._local is None:  # else they have been together
                 _sync_module_states(self.module)
         return super().rewrap()
@@ -227,7 +245,7 @@ class LocalDataParallelMode(LocalMode, DataParallelMode):
     def needs_rewrap(self) -> bool:
         """Also when workers begin to train apart."""
         self._know_step()
-        return super().needs_rewrap or (not self._is_apart and not self.is_exact)
+        return super().needs_rewrap or self._is_apart == self.is_exact
 
     @property
     def _reducing(self) -> RankGroup | None:
@@ -261,9 +279,16 @@ class LocalShardedMode(LocalMode, ShardedMode):
         )
 
     def _part_model(self) -> None:
+        super()._part_model()
         assert self._model is not None
         assert self._links is not None
         self._links.part(self._model)
+
+    def forget(self) -> None:
+        """What has parted does not meet at each step again."""
+        super().forget()
+        if self._local is not None and self._has_parted:
+            self._local.timetable = dataclasses.replace(self._local.timetable, warmup_steps=0)
 
     def _start_of(self, parameter: nn.Parameter) -> int:
         """Shards are rows."""
@@ -315,6 +340,11 @@ def _refuse(trainer: pl.Trainer, module: nn.Module) -> None:
         raise CombinationError(
             f"{averaging[0]} averages the weights of each worker by itself, which are others on each host with "
             "sync=local_sgd: leave it out (outer weights are an average already), or write sync=hierarchical"
+        )
+    if any(isinstance(each, nn.SyncBatchNorm) for each in module.modules()):
+        raise CombinationError(
+            "sync_batchnorm=True with sync=local_sgd: statistics would cross between hosts in each forward; write "
+            "sync_batchnorm=False (they are averaged with the weights), or sync=hierarchical"
         )
     if has_sparse_gradients(module):
         raise CombinationError(

@@ -150,6 +150,7 @@ class LocalState:
         Returns:
             Whether the checkpoint says how many steps were made.
         """
+        self._local.forget()
         record = manifest.record.get(RECORD)
         if record is None:
             return False

@@ -173,6 +173,9 @@ class Mode:
         layout = Layout.in_rank_order(cluster, Axes(dp_replicate=cluster.world_size))
         return HeldState(self.module, layout, self.setting.run.rank)
 
+    def forget(self) -> None:
+        """The state that training goes on from is not that of the steps so far: a search has ended, inside of a fit."""
+
     def has_taken(self) -> None:
         """A checkpoint has said where workers that train apart are."""
 

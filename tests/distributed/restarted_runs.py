@@ -49,6 +49,7 @@ class Start:
             for it, and storage never.
         parallel: The strategy's mode.
         checkpoint: The strategy's option.
+        sync: The same.
         saves_every: Steps between two saves into storage.
         names_folder: Whether the script says where checkpoints go.
         ckpt_path: Where the script asks to begin.
@@ -63,6 +64,7 @@ class Start:
     awaits: bool = True
     parallel: Any = "ddp"
     checkpoint: Any = field(default_factory=lambda: dict(MEMORY))
+    sync: dict[str, Any] = field(default_factory=dict)
     saves_every: int = 100
     names_folder: bool = True
     ckpt_path: str | None = None
@@ -162,7 +164,7 @@ def started(start: Start) -> Iterator[None]:
 def fit(context: RankContext, start: Start, *callbacks: pl.Callback) -> tuple[int, dict[str, torch.Tensor]]:
     """Train to the end; the step it began after, and the weights it ended with."""
     with started(start), contextlib.nullcontext() if start.awaits else written_when_awaited():
-        strategy = strategy_of(parallel=start.parallel, checkpoint=start.checkpoint)
+        strategy = strategy_of(parallel=start.parallel, checkpoint=start.checkpoint, sync=start.sync)
         is_full = start.checkpoint == "full"
         kind = ModelCheckpoint if is_full else AsyncShardedCheckpoint
         saving = kind(

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateFinder
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 
 from tests.distributed.fixed_gradients import FixedGradients
@@ -108,6 +109,40 @@ def test_nothing_is_lost_where_gradients_become_zero_and_not_none(ranks: RankPoo
         expected = sum(gradients_of(rank, step)[name] for rank in range(2) for step in steps) / 2
         owed = got[0][1][name] + got[1][1][name]
         torch.testing.assert_close(owed - got[0][0][name], expected, rtol=0, atol=2e-4)
+
+
+class Scaled(FixedGradients):
+    """Knows what is owed without the scaler's scale."""
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        scale = self.trainer.strategy._mode.feedback._scale  # type: ignore[attr-defined]
+        self.scale = float(scale)
+        self.owed = {name: value / scale for name, value in self.owed.items()}
+
+
+def train_scaled(context: RankContext, parallel: str) -> tuple[Any, Any, float]:
+    """The scale doubles every other step."""
+    module = Scaled(SHAPES, uses=tuple(SHAPES), unfrozen_at=0)
+    module.late.requires_grad_(True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    trainer = trainer_on_pool(
+        context,
+        strategy_of(sync={"codec": "onebit"}, parallel={"mode": parallel}),
+        plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)],
+    )
+    trainer.fit(module, loader_of([gradients_of(context.rank, step) for step in range(2 * STEPS)]))
+    return {name: p.detach().clone() for name, p in module.named_parameters()}, module.owed, module.scale
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("zero1", marks=pytest.mark.sweep)])
+def test_what_is_owed_follows_a_scaler_that_changes_its_scale(ranks: RankPool, parallel: str) -> None:
+    got = ranks.run(train_scaled, layout=HOSTS, args=(parallel,))
+    assert got[0][2] == 64.0 * 2 ** (STEPS - 1)
+    for name in SHAPES:
+        expected = sum(gradients_of(rank, step)[name] for rank in range(2) for step in range(2 * STEPS)) / 2
+        owed = got[0][1][name] + got[1][1][name]
+        torch.testing.assert_close(owed - got[0][0][name], expected, rtol=0, atol=5e-4)
 
 
 class Complex(pl.LightningModule):

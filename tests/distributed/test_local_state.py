@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from lightning_dist.errors import CombinationError
 from tests.distributed.fixed_gradients import FixedGradients
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, strategy_of, trainer_on_pool
 from tests.distributed.local_runs import LAYOUTS, OPTIMIZERS, SaveAt, train
-from tests.support.ranks import RankPool
+from tests.distributed.restarted_runs import Start, fit, prepare
+from tests.support.keepers import ending_keepers
+from tests.support.ranks import Died, RankPool
 from tests.support.sweeps import sampled
 from tests.support.tasks import RankContext
 
@@ -232,6 +235,33 @@ def test_other_hosts_begin_with_outer_weights_and_as_many_with_their_own(
         assert {notes.step for notes, _ in got} == {6}
         assert len({notes.momentum for notes, _ in got if after == "ddp"}) <= 1
         assert all(notes.momentum > 0 for notes, _ in got)
+
+
+# -- elastic ----------------------------------------------------------------------------------------------------------
+
+
+KILLED = {
+    f"{parallel}-{then}": (parallel, then) for parallel in ("ddp", "zero2") for then in ("both hosts", "one host")
+}
+
+
+@pytest.mark.parametrize(("parallel", "then"), sampled(KILLED, ["zero2-both hosts", "ddp-one host"]))
+def test_from_snapshots_in_memory(ranks: RankPool, tmp_path: Path, parallel: str, then: str) -> None:
+    """Killed between two synchronisations, with a fragment on its way in the newest snapshot."""
+    layout, sync = LAYOUTS["1+1"], local(every=3, overlap_steps=2)
+    start = prepare(Start(tmp_path / "run", killed_at=5, parallel=parallel, sync=sync))
+    with ending_keepers(start.checkpoints):
+        died = ranks.run(fit, layout=layout, args=(start,), may_die=range(2))
+        assert [type(each) for each in died] == [Died, Died]
+        after = layout if then == "both hosts" else {"a": [0]}
+        got = ranks.run(fit, layout=after, args=(replace(start, round=2, killed_at=None),))
+    assert [first for first, _ in got] == [4] * len(after)
+    if then == "one host":
+        assert all(torch.isfinite(value).all() for value in got[0][1].values())
+        return
+    whole = prepare(Start(tmp_path / "whole", parallel=parallel, sync=sync, checkpoint="full"))
+    for name, value in ranks.run(fit, layout=layout, args=(whole,))[0][1].items():
+        assert torch.equal(got[0][1][name], value), name
 
 
 # -- evaluation ------------------------------------------------------------------------------------------------------

@@ -214,17 +214,23 @@ def test_training_equals_the_reference(
             assert not torch.equal(got[name], fresh[name])
 
 
+SERVED = {"sparse": {"exchange": "parameter_server"}}
+IN_PROCESSES = {**SERVED, "parameter_server": {"servers": "processes"}}
 BY_NORM = {"gradient_clip_val": 0.05}
 BY_VALUE = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
 
 
 @pytest.mark.parametrize(
-    ("exchange", "clip"),
-    [("rows", BY_NORM), ("parameter_server", BY_NORM), ("parameter_server", BY_VALUE)],
-    ids=["rows-norm", "served-norm", "served-value"],
+    ("sync", "clip"),
+    [
+        pytest.param({"sparse": {"exchange": "rows"}}, BY_NORM, id="rows-norm"),
+        pytest.param(SERVED, BY_NORM, id="served-norm"),
+        pytest.param(SERVED, BY_VALUE, id="served-value"),
+        pytest.param(IN_PROCESSES, BY_NORM, id="processes-norm", marks=pytest.mark.sweep),
+    ],
 )
-def test_clipping_is_that_of_the_dense_gradient(ranks: RankPool, exchange: str, clip: dict[str, Any]) -> None:
-    results = ranks.run(fit, layout=FITS, args=("SGD", {"sparse": {"exchange": exchange}}, 1, clip))
+def test_clipping_is_that_of_the_dense_gradient(ranks: RankPool, sync: dict[str, Any], clip: dict[str, Any]) -> None:
+    results = ranks.run(fit, layout=FITS, args=("SGD", sync, 1, clip))
     expected, unclipped = fit_alone("SGD", len(results), 1, clip), fit_alone("SGD", len(results), 1)
     for got in results:
         for name, value in expected.items():

@@ -25,6 +25,7 @@ LAYOUTS: dict[str, dict[str, list[int]]] = {
 MODES = ("ddp", "zero1", "zero2", "zero3", "hsdp")
 ROWS, WIDTH, STEPS = 31, 5, 4
 SERVED = {"exchange": "parameter_server"}
+IN_PROCESSES = {"sparse": SERVED, "parameter_server": {"servers": "processes"}}
 
 
 class Net(nn.Module):
@@ -134,6 +135,8 @@ CASES = {
         "served": ("Adagrad", {"sparse": SERVED}, {}),
         "served clipped": ("SGD", {"sparse": SERVED}, ACCUMULATED),
         "served SparseAdam": ("SparseAdam", {"sparse": SERVED}, {}),
+        "processes clipped": ("SGD", IN_PROCESSES, ACCUMULATED),
+        "processes SparseAdam": ("SparseAdam", IN_PROCESSES, {}),
         "auto": ("SGD", {"sparse": {"exchange": "auto", "server_above_bytes": 100}}, ACCUMULATED),
     }.items()
 }

@@ -186,6 +186,15 @@ def test_look_ups_are_exactly_as_old_as_said(
     check(results, reference(optimizer, staleness))
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("looks_ahead", [True, False])
+def test_servers_as_processes_make_the_same_steps(ranks: RankPool, optimizer: str, looks_ahead: bool) -> None:
+    options = {"servers": "processes", "replicas": 1}
+    results = ranks.run(fit, layout=LAYOUT, args=(optimizer, options), kwargs={"looks_ahead": looks_ahead, "window": 2})
+    check(results, reference(optimizer, 0, window=2))
+
+
 @pytest.mark.parametrize("kind", ["full", "sharded"])
 def test_a_checkpoint_has_all_steps_and_a_run_goes_on_as_if_it_had_not_ended(
     ranks: RankPool, tmp_path: Path, kind: str

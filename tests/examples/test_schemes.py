@@ -54,6 +54,8 @@ SCHEMES = {
     "parameter_server": [],  # the model has no table to serve: as hierarchical
 }
 KEEPS = ("int8", "onebit", "topk", "powersgd")
+UNEVEN = {("zero2", "local_sgd")}
+"""Needs as many ranks on each host."""
 HALF, STEPS = 4, 8
 LARGEST = 256 * 64  # values of a parameter
 DEADLINE_S = 150.0
@@ -172,7 +174,7 @@ def test_it_trains_and_goes_on_with_as_many_ranks_and_with_others(
     first = max(of_rank.losses[0] for of_rank in whole)
     last = min(of_rank.losses[-1] for of_rank in whole)
     assert last < first - 0.5, "it learns"
-    for num_ranks in (3, 1):
+    for num_ranks in (1,) if (parallel, sync) in UNEVEN else (3, 1):
         others = train_on(ranks, num_ranks, tmp_path / str(num_ranks), *more)
         for of_rank in others:
             assert of_rank.first_step == HALF

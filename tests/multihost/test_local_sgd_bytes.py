@@ -23,6 +23,7 @@ WIDTH, EVERY, ROUNDS = 1024, 4, 3
 NUMEL = WIDTH * WIDTH
 CASES: dict[str, tuple[str, dict[str, Any], float]] = {
     "ddp": ("ddp", {}, hierarchical_bytes_per_host(4 * NUMEL, 2)),
+    "zero2": ("zero2", {}, hierarchical_bytes_per_host(4 * NUMEL, 2)),
     "zero2-int8": ("zero2", {"codec": "int8"}, hierarchical_bytes_per_host(Int8Codec().encoded_bytes(NUMEL), 2)),
 }
 

@@ -9,6 +9,7 @@ import pytest
 from lightning_dist.capabilities import refuse_combinations, without_effect
 from lightning_dist.config import (
     PARALLEL_MODES,
+    LocalSGDConfig,
     ParallelConfig,
     PipelineConfig,
     ProbeConfig,
@@ -153,3 +154,61 @@ def test_blocks_of_split_and_whole_parameters_are_refused(sync: dict[str, Any], 
     with pytest.raises(CombinationError, match="write sync=bf16"):
         refuse_combinations(*configs, SyncConfig(**sync))
     refuse_combinations(*configs, SyncConfig(codec="bf16"))
+
+
+# -- local SGD --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sync", "parallel", "num_hosts", "named"),
+    [
+        ({}, {}, {}, 1, "sync=local_sgd has no effect on one host"),
+        ({"outer_momentum": 0.0, "nesterov": False}, {}, {}, 2, "sync.local_sgd.nesterov"),
+        ({"overlap_steps": 2, "mixing": 0.0}, {}, {}, 2, "sync.local_sgd.mixing=0"),
+        ({}, {"gathers": "int8"}, {"mode": "zero2"}, 2, "sync.gathers=int8"),
+        ({}, {}, {"mode": "zero3", "secondary_shard": "host"}, 2, "parallel.secondary_shard=host"),
+        ({"every": 4}, {"algorithm": "hierarchical"}, {}, 2, "sync.local_sgd has no effect"),
+    ],
+)
+def test_what_does_nothing_where_hosts_train_apart_is_named(
+    options: dict[str, Any], sync: dict[str, Any], parallel: dict[str, Any], num_hosts: int, named: str
+) -> None:
+    chosen = SyncConfig(**{"algorithm": "local_sgd", "local_sgd": LocalSGDConfig(**options), **sync})
+    configs = chosen, TopologyConfig(), ParallelConfig(**parallel), RecomputeConfig()
+    (said,) = without_effect(*configs, num_hosts=num_hosts, device_type="cpu")
+    assert said.startswith(named)
+    assert "write " in said or "leave it out" in said
+
+
+def test_ranks_of_one_host_may_train_apart() -> None:
+    sync = SyncConfig(algorithm="local_sgd", local_sgd=LocalSGDConfig(workers="ranks"))
+    configs = sync, TopologyConfig(), ParallelConfig(), RecomputeConfig()
+    assert without_effect(*configs, num_hosts=1, device_type="cpu") == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "parallel", "write"),
+    [
+        ({}, {"mode": "hsdp"}, "write parallel=ddp or zero2"),
+        ({}, {"mode": "pipeline"}, "write parallel=ddp or zero2"),
+        ({}, {"mode": "zero2", "tensor": TensorConfig(size=2)}, "write parallel=ddp or zero2"),
+        ({}, {"mode": "zero3", "cpu_offload": True}, "write parallel.cpu_offload=false"),
+        ({"workers": "ranks"}, {"mode": "zero2"}, "write parallel=ddp"),
+    ],
+)
+def test_what_hosts_that_train_apart_cannot_do_is_refused(
+    options: dict[str, Any], parallel: dict[str, Any], write: str
+) -> None:
+    sync = SyncConfig(algorithm="local_sgd", local_sgd=LocalSGDConfig(**options))
+    with pytest.raises(CombinationError, match=write.replace(".", r"\.")):
+        refuse_combinations(ParallelConfig(**parallel), TopologyConfig(), RecomputeConfig(), sync)
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [{"everywhere": True}, {"momentum_correction": 0.9, "codec": "topk"}, {"sparse": SparseConfig(exchange="auto")}],
+    ids=str,
+)
+def test_what_is_of_gradients_between_hosts_is_refused(sync: dict[str, Any]) -> None:
+    with pytest.raises(CombinationError, match=r"sync\.algorithm=local_sgd"):
+        SyncConfig(algorithm="local_sgd", **sync)

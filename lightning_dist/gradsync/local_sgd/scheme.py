@@ -167,7 +167,14 @@ class LocalSGD:
                 if self._sent_at.get(fragment) != self.step or self.timetable.overlap_steps:
                     self._receive(self._send(fragment), 0.0)
         self.weights.show()
-        self.weights.forget_own()
+        self.forget()
+
+    def forget(self) -> None:
+        """All workers have what is in the module, and begin anew; what is on its way is waited for and dropped."""
+        self.settle()
+        self.in_flight = []
+        self._sent_at = {}
+        self.weights.forget()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -117,9 +117,11 @@ class OuterWeights:
             if not was_shown:
                 self.hide()
 
-    def forget_own(self) -> None:
-        """Training is over: what is shown stays."""
+    def forget(self) -> None:
+        """Workers have nothing in common beside what is in the module; what is shown stays."""
         self._aside = None
+        self._has_begun = False
+        self._copies, self.momentum = {}, {}
 
     @torch.no_grad()
     def take(self, own: Mapping[str, Tensor], momentum: Mapping[str, Tensor]) -> None:

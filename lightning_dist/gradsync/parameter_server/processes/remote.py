@@ -207,8 +207,7 @@ class RemoteShard(Shard):
             _checked(wire.receive(connection))
 
         with self._operation("sending rows to their server"):
-            for line in self._lines:
-                line.ask(request)
+            self._ask_all(request)
 
     def write_values(self, values: Tensor) -> None:
         """Have rows of these values."""
@@ -239,8 +238,26 @@ class RemoteShard(Shard):
             _checked(wire.receive(connection))
 
         with self._operation("step of rows"):
-            for line in self._lines:
-                line.ask(say)
+            self._ask_all(say)
+
+    def _ask_all(self, request: Callable[[socket.socket], None]) -> None:
+        """At the same time, of all that have the rows."""
+        failures: list[Exception] = []
+
+        def ask(line: Line) -> None:
+            try:
+                line.ask(request)
+            except Exception as error:  # raised below, in the thread that waits
+                failures.append(error)
+
+        others = [threading.Thread(target=ask, args=(line,), name="hierdist-rows-copy") for line in self._lines[1:]]
+        for thread in others:
+            thread.start()
+        ask(self._lines[0])
+        for thread in others:
+            thread.join()
+        if failures:
+            raise failures[0]
 
 
 def without_memory(tensor: Tensor) -> Tensor:
