@@ -199,9 +199,12 @@ class TableProcesses:
         self._run.events.instant(LOST, server=str(what.home), how=what.how)
         then = "it is started again with the rows of its copy"
         if not what.restarts:
+            without = (
+                "cannot be read" if what.has_copy else "does not exist (sync.parameter_server.replicas=1 makes one)"
+            )
             then = (
-                "its rows have no copy (sync.parameter_server.replicas=1 would keep one), so the run ends; under "
-                "hierdist launch it goes on from its newest checkpoint"
+                f"a copy of its rows {without}, so the run ends; under hierdist launch it goes on from its newest "
+                "checkpoint"
             )
         _say(f"{what.home} was lost, {what.how}: {then}")
 

@@ -229,7 +229,8 @@ def describe_tables(service: TableService, sync: SyncConfig) -> str:
             limit = sync.sparse.server_above_bytes
             why = f"{size_bytes / 1e6:,.1f} MB are more than sync.sparse.server_above_bytes={limit}"
         shape = " x ".join(map(str, served.table.shape))
-        lines.append(
-            f"hierdist: the rows of {name}.weight ({shape}) are dealt to {served.placement.num_servers} ranks: {why}"
-        )
+        where = f"dealt to {served.placement.num_servers} ranks"
+        if served.own.is_elsewhere:
+            where += " and held by server processes of their hosts"
+        lines.append(f"hierdist: the rows of {name}.weight ({shape}) are {where}: {why}")
     return "\n".join(lines)

@@ -60,12 +60,14 @@ class Ended:
         weights: Whole.
         seen: ``state_dict()`` in the fit.
         held: Elements of the first table's parameter in the fit.
+        stored_bytes: What it takes in memory there.
         looked_up: In validation.
     """
 
     weights: dict[str, torch.Tensor]
     seen: dict[str, torch.Tensor]
     held: int
+    stored_bytes: int
     looked_up: list[torch.Tensor]
 
 
@@ -76,11 +78,13 @@ class Looks(pl.Callback):
         self.path = path
         self.seen: dict[str, torch.Tensor] = {}
         self.held = 0
+        self.stored_bytes = 0
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == HALF:
             self.seen = {name: value.clone() for name, value in module.state_dict().items()}
             self.held = module.words.weight.numel()
+            self.stored_bytes = module.words.weight.untyped_storage().nbytes()
             if self.path is not None:
                 trainer.save_checkpoint(self.path)
 
@@ -114,7 +118,7 @@ def fit(
     )
     trainer.fit(module, loader_of(batches), validation, ckpt_path=resume)
     weights = {name: value.clone() for name, value in module.state_dict().items()}
-    return Ended(weights, looks.seen, looks.held, module.looked_up)
+    return Ended(weights, looks.seen, looks.held, looks.stored_bytes, module.looked_up)
 
 
 def check_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -173,6 +177,7 @@ def test_rows_in_processes_train_as_whole_tables_and_share_their_checkpoints(
     for ended in first:
         check_same(ended.seen, straight[0].seen)
         check_same(ended.weights, straight[0].seen)
+        assert ended.stored_bytes == 4, "one number: a rank has no rows"
     others = [({"checkpoint": kind, "sync": SERVED}, 2), (rows, 1), (served, {"a": [0], "b": [1]})]
     for strategy, size in others:
         place = {"world_size": size} if isinstance(size, int) else {"layout": size}

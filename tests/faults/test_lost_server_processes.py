@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Kills(pl.Callback):
 
     Args:
         when: ``forward``: before the look-ups of a step; ``step``: between its gradients and the optimizer's step.
-        whom: ``server`` or ``rank``.
+        whom: ``server``, ``both servers`` or ``rank``.
         folder: The server's process is written there.
     """
 
@@ -55,9 +56,10 @@ class Kills(pl.Callback):
     def strike(self, trainer: pl.Trainer, moment: str) -> None:
         if (trainer.global_rank, trainer.global_step, moment) != (0, STRUCK_AT, self.when):
             return
-        (server,) = server_processes()
-        (self.folder / "server").write_text(str(server))
-        os.kill(server if self.whom == "server" else os.getpid(), signal.SIGKILL)
+        servers = server_processes()
+        (self.folder / "server").write_text(str(servers[0]))
+        for victim in {"server": servers[:1], "both servers": servers, "rank": [os.getpid()]}[self.whom]:
+            os.kill(victim, signal.SIGKILL)
 
 
 @dataclass
@@ -110,6 +112,18 @@ def test_without_a_copy_all_ranks_say_which_server_is_gone(ranks: RankPool, tmp_
     for ended in ranks.run(fit, layout=HOSTS, args=(options, tmp_path, "forward"), fresh=True, deadline_s=120):
         assert ended.ending["is_ours"], ended.ending
         assert "parameter server 0 of host a" in ended.ending["trace"], ended.ending["trace"]
+
+
+@pytest.mark.sweep
+def test_a_copy_that_is_lost_as_well_is_not_waited_for_in_vain(ranks: RankPool, tmp_path: Path) -> None:
+    options = {"servers": "processes", "servers_per_host": 2, "replicas": 1}
+    arguments = (options, tmp_path, "forward", "both servers")
+    for ended in ranks.run(fit, layout={"a": [0, 1]}, args=arguments, fresh=True, deadline_s=180):
+        assert ended.ending["is_ours"], ended.ending
+        # On a busy machine a new process may take longer than the ranks wait.
+        assert re.search(
+            r"server \d of host a (is gone|did not answer)|server of rows did not answer", ended.ending["trace"]
+        )
 
 
 def test_servers_end_with_the_rank_that_started_them(ranks: RankPool, tmp_path: Path) -> None:

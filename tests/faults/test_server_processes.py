@@ -119,7 +119,9 @@ def test_steps_are_those_of_the_users_optimizer_also_after_either_process_is_kil
         os.kill(pid, signal.SIGKILL)
         steps.step()
         steps.check()
-        assert served.told.get(timeout=DEADLINE_S) == Death(Home("a", number), "killed by SIGKILL", restarts=True)
+        assert served.told.get(timeout=DEADLINE_S) == Death(
+            Home("a", number), "killed by SIGKILL", restarts=True, has_copy=True
+        )
         assert isinstance(served.told.get(timeout=DEADLINE_S), Return)
         assert served.processes[number].pid != pid
     state = steps.optimizer.state_dict()

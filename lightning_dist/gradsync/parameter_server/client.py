@@ -246,8 +246,10 @@ class RowClient:
                 return ask()
             except OSError as error:
                 waited_s = time.monotonic() - start_s
-                if not self._may_return or self._closed.is_set() or waited_s >= self._timeout_s:
+                if not self._may_return or self._closed.is_set():
                     raise
+                if waited_s >= self._timeout_s:
+                    raise PeerLostError(f"a server of rows did not answer in {self._timeout_s:g} s: {error}") from error
                 if (alarm := self._alarm(waited_s)) is not None:
                     raise PeerLostError(f"a server of rows does not answer: {alarm}") from error
                 _close_all(self._asking)  # answers to what was asked before may be under way on any of them

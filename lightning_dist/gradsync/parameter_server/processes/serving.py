@@ -14,6 +14,8 @@ from lightning_dist.gradsync.parameter_server.processes.kept import KeptTable
 from lightning_dist.gradsync.parameter_server.processes.task import Share, Task
 from lightning_dist.gradsync.parameter_server.server import RowServer
 
+_COPY_S = 30.0
+
 
 def serve(task: Task) -> Sequence[RowServer]:
     """Hold and serve all shares of a task.
@@ -42,6 +44,8 @@ def serve(task: Task) -> Sequence[RowServer]:
 
 def _restore(share: Share, tables: Sequence[KeptTable], task: Task) -> None:
     assert share.elsewhere is not None, "else the process is not started again"
-    with connected(share.elsewhere, task.secret, task.timeout_s) as connection:
+    # A copy that lives answers at once. One that does not is being restored itself, maybe from this one.
+    with connected(share.elsewhere, task.secret, min(task.timeout_s, _COPY_S)) as connection:
+        connection.settimeout(task.timeout_s)
         for number, table in enumerate(tables):
             table.restore(fetched(connection, number, table.own))

@@ -38,11 +38,13 @@ class Death:
         home: Which.
         how: In words.
         restarts: Whether it is started again.
+        has_copy: Whether there is, or was, a second copy of its rows.
     """
 
     home: Home
     how: str
     restarts: bool
+    has_copy: bool
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class ServerProcess:
                 if self._closing.is_set():
                     return
                 restarts = has_served and self._has_copies
-                self._told(Death(self._home, _how(process.returncode), restarts))
+                self._told(Death(self._home, _how(process.returncode), restarts, self._has_copies))
                 if not restarts:
                     self._close_listeners()
                     return
