@@ -239,23 +239,6 @@ def _warmup_without_end(sync: SyncConfig, *, num_backwards: int | None) -> list[
     ]
 
 
-def _tables_without_effect(sync: SyncConfig) -> list[str]:
-    options, defaults = sync.parameter_server, ParameterServerConfig()
-    if sync.sparse.exchange == "rows":
-        return (
-            ["sync.parameter_server has no effect with sync.sparse.exchange=rows; write sync=parameter_server"]
-            if options != defaults
-            else []
-        )
-    said = []
-    if options.max_pending != defaults.max_pending and options.staleness == 0:
-        said.append(
-            "sync.parameter_server.max_pending has no effect with sync.parameter_server.staleness=0: each step waits "
-            "for its gradients; write a staleness, or leave it out"
-        )
-    return said
-
-
 def _local_sgd_without_effect(sync: SyncConfig, parallel: ParallelConfig) -> list[str]:
     options, said = sync.local_sgd, []
     if sync.algorithm != "local_sgd":
@@ -283,7 +266,7 @@ def _local_sgd_without_effect(sync: SyncConfig, parallel: ParallelConfig) -> lis
 
 
 def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, device_type: str) -> list[str]:
-    said = _tables_without_effect(sync)
+    said = []
     if sync.sparse != SparseConfig() and (parallel.splits or parallel.stages):
         where = "layers that are shared by ranks" if parallel.splits else "pipeline stages"
         said.append(

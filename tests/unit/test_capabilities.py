@@ -46,13 +46,6 @@ SERVED = {"sparse": SparseConfig(exchange="parameter_server")}
             "cpu",
             "sync.parameter_server",
         ),
-        (
-            {**SERVED, "parameter_server": ParameterServerConfig(max_pending=2)},
-            {},
-            2,
-            "cpu",
-            "sync.parameter_server",
-        ),
         ({}, {"tiers": "two_tier", "switches": SWITCHES}, 2, "cpu", "topology.switches"),
         ({}, {"probe": ProbeConfig(refresh=True)}, 2, "cpu", "topology.probe.refresh"),
         ({"shared_memory": "off"}, {}, 2, "cuda", "sync.shared_memory"),
