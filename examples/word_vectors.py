@@ -185,7 +185,7 @@ def train(config: DictConfig) -> None:
         drop_last=True,
         collate_fn=WithNegatives(vocabulary.counts, config.negatives),
     )
-    model = SkipGram(len(vocabulary.words), width=config.width, optimizer=config.optimizer, lr=config.lr)
+    model = SkipGram(len(vocabulary.words), width=config.width, optimizer=config.optimizer_name, lr=config.lr)
     trainer = pl.Trainer(
         strategy=HierDistStrategy(parallel=config.parallel, sync=config.sync, topology=config.topology),
         accelerator="cpu",

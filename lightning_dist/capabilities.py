@@ -12,6 +12,7 @@ from lightning_dist.config import (
     ElasticConfig,
     LocalSGDConfig,
     ParallelConfig,
+    ParameterServerConfig,
     RecomputeConfig,
     SparseConfig,
     SyncConfig,
@@ -258,6 +259,11 @@ def _rest_of_sync_without_effect(sync: SyncConfig, parallel: ParallelConfig, *, 
         said.append(
             f"sync.parameter_server.{name}={getattr(served, name)} has no effect with sync.parameter_server.servers="
             "ranks; write sync.parameter_server.servers=processes"
+        )
+    elif served != ParameterServerConfig() and sync.sparse.serves_above_bytes is None:
+        said.append(
+            f"sync.parameter_server has no effect with sync.sparse.exchange={sync.sparse.exchange}, which deals no "
+            "table to servers; write sync=parameter_server or sync=auto"
         )
     if sync.shared_memory == "off" and device_type == "cuda":
         said.append("sync.shared_memory has no effect on CUDA, where in-host legs are NCCL's")

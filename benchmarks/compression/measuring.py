@@ -44,9 +44,13 @@ def _last_line(error: RanksFailed) -> str:
 
 
 def _counted(arm: str, steps: int) -> tuple[int, int]:
-    """Steps before those that are counted, and those: of a periodic arm whole periods."""
+    """Steps before those that are counted, and those: of a periodic arm whole periods.
+
+    These begin in the middle of one: where weights are sharded, a rank is through before the others of its host have
+    sent all.
+    """
     if arm in PERIODIC:
-        return PERIOD, PERIOD * math.ceil(steps / PERIOD)
+        return PERIOD + PERIOD // 2, PERIOD * math.ceil(steps / PERIOD)
     return WARM_UP, steps
 
 

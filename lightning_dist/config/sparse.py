@@ -16,7 +16,7 @@ class SparseConfig:
     Attributes:
         exchange: ``rows`` (each rank has whole tables, and gets the gradients of the rows that any has used),
             ``parameter_server`` (the rows of each table are dealt to the ranks, which serve and train them) or ``auto``
-            (by size: ``server_above_bytes``). Under ``parallel=ddp``, on CPU.
+            (by size: ``server_above_bytes``). On CPU.
         server_above_bytes: With ``auto``, tables larger than this go to the parameter server, in bytes.
         dense_above: Share of a table's rows, 0 to 1, above which its gradient travels whole and no longer as rows; 0
             always sends it whole, 1 never. ``None``: where that costs less, by what a row costs and by the link; never

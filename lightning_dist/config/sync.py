@@ -25,7 +25,8 @@ class SyncConfig:
     Attributes:
         algorithm: ``flat`` (one all-reduce over the world), ``hierarchical`` (reduce in the host, all-reduce across
             hosts, gather in the host), ``powersgd`` (matrices as products of two thin ones, which travel so; with
-            ``parallel=ddp``) or ``local_sgd`` (hosts train apart and average how far they have gone now and then).
+            ``parallel=ddp``, ``zero1``, ``zero2``, ``zero3`` and ``hsdp``) or ``local_sgd`` (hosts train
+            apart and average how far they have gone now and then).
         codec: What crosses between hosts: ``same`` as the gradient, ``bf16`` (2 bytes a value), ``int8`` (1 byte, in
             steps of the largest of 256 values), ``onebit`` (signs and the mean magnitude of 256 values) or ``topk``
             (the largest values only). Legs inside a host are exact; with ``flat`` there are none, and values are
@@ -38,8 +39,8 @@ class SyncConfig:
             [0, 1), in place of the optimizer's, which must have none then. 0: none. It takes the memory of fp32
             gradients once more a host.
         error_feedback: Whether what ``int8``, ``onebit``, ``topk`` and ``powersgd`` lose of a gradient is added to what
-            is sent next. It takes the memory of fp32 gradients once a host (``powersgd``: a rank), and once more over
-            all ranks.
+            is sent next. It takes the memory of fp32 gradients once a host (``powersgd``: with ``ddp``
+            a rank), and once more over all ranks.
         warmup_steps: So many synchronisations are exact before the first in which something is lost.
         gathers: How parameters of ``zero1``, ``zero2`` and ``zero3`` cross between hosts: ``same`` as they are, or
             ``int8``. Each rank keeps its shard, and steps it, exact.

@@ -256,6 +256,7 @@ class ServedState(StateHooks):
     def cut(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
         """See :class:`~lightning_dist.parallel.state_hooks.StateHooks`."""
         served = self._service.tables.by_parameter
+        self._service.tables.forget()
         for name, parameter in module.named_parameters(recurse=False):
             value = state_dict.get(prefix + name)
             if (

@@ -31,10 +31,20 @@ class BesideShards:
     dealt: Mapping[str, nn.Parameter]
 
     @functools.cached_property
+    def tables(self) -> dict[str, nn.Parameter]:
+        """Those with sparse gradients."""
+        return {**(self.by_rows.tables if self.by_rows is not None else {}), **self.dealt}
+
+    @functools.cached_property
     def parameters(self) -> set[nn.Parameter]:
         """All of them."""
-        rows = () if self.by_rows is None else self.by_rows.tables
-        return {*self.averaged.values(), *rows, *self.dealt.values()}
+        return {*self.averaged.values(), *self.tables.values()}
+
+    @property
+    def description(self) -> str:
+        """Which tables there are, in a line; empty where there is none."""
+        names = [name.removeprefix("module.") for name in self.tables]
+        return f"\n  beside the shards, with sparse gradients: {', '.join(names)}" if names else ""
 
 
 def beside_shards(

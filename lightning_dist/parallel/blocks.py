@@ -20,8 +20,8 @@ import enum
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from torch import nn
@@ -130,6 +130,14 @@ def survey_blocks(
         if module in reasons
     ]
     return Survey(tuple(_inner_first(blocks)), tuple(left_out), tree.numel)
+
+
+def without_parameters(survey: Survey, left_out: Set[nn.Parameter]) -> Survey:
+    """The blocks that have other parameters than some, which are not counted."""
+    kept = [block for block in survey.blocks if set(block.module.parameters()) - left_out]
+    modules = [block.module for block in kept]
+    blocks = tuple(replace(block, numel=_own_numel(block.module, modules, but=left_out)) for block in kept)
+    return replace(survey, blocks=blocks, numel=survey.numel - sum(parameter.numel() for parameter in left_out))
 
 
 def describe_blocks(survey: Survey) -> str:
@@ -356,9 +364,9 @@ def _inner_first(blocks: Sequence[Block]) -> Iterator[Block]:
     yield from reversed(around)
 
 
-def _own_numel(module: nn.Module, blocks: Iterable[nn.Module]) -> int:
+def _own_numel(module: nn.Module, blocks: Iterable[nn.Module], *, but: Set[nn.Parameter] = frozenset()) -> int:
     inner = set(blocks) & set(module.modules()) - {module}
-    theirs = {parameter for block in inner for parameter in block.parameters()}
+    theirs = {parameter for block in inner for parameter in block.parameters()} | but
     return sum(parameter.numel() for parameter in module.parameters() if parameter not in theirs)
 
 

@@ -69,9 +69,9 @@ class RowGradients:
         self._start = start
 
     @property
-    def tables(self) -> tuple[nn.Parameter, ...]:
-        """All of them."""
-        return tuple(self._tables.values())
+    def tables(self) -> dict[str, nn.Parameter]:
+        """All of them, by name."""
+        return dict(self._tables)
 
     def names(self) -> list[str]:
         """Of those that want gradients now."""

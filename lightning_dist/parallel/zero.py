@@ -21,7 +21,7 @@ from lightning_dist.comm.groups import broadcast_from_first
 from lightning_dist.config import ParallelConfig
 from lightning_dist.errors import ConfigError
 from lightning_dist.parallel.beside_shards import BesideShards, beside_shards
-from lightning_dist.parallel.blocks import describe_blocks, survey_blocks
+from lightning_dist.parallel.blocks import describe_blocks, survey_blocks, without_parameters
 from lightning_dist.parallel.children import Owners, child_owners
 from lightning_dist.parallel.fsdp_groups import (
     adopt_ties,
@@ -102,9 +102,6 @@ def shard(
     was_meta = is_on_meta(module)
     if was_meta and tables is not None:
         _materialize_tables(module, device, seed)
-    survey = survey_blocks(module, named=tuple(config.shard_modules))
-    sharded.description = describe_blocks(survey)
-    blocks = [block.module for block in survey.blocks]  # those inside others come first
     named = dict(sharded.named_parameters())
     originals = {} if was_meta else {name: p for name, p in named.items() if not isinstance(p, DTensor)}
     rest: list[nn.Module] = [sharded]
@@ -112,6 +109,10 @@ def shard(
     if by_child and owners is None:
         owners = child_owners(module)
     beside = beside_shards(sharded, config, tables, owners)
+    survey = survey_blocks(module, named=tuple(config.shard_modules))
+    survey = without_parameters(survey, frozenset(beside.tables.values())) if beside.tables else survey
+    sharded.description = describe_blocks(survey) + beside.description
+    blocks = [block.module for block in survey.blocks]  # those inside others come first
     if owners is not None:
         blocks = owners.inside(blocks) if by_schedule else blocks
         rest = [owner for owner in owners.modules if owner not in blocks]

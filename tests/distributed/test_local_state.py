@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 
-from lightning_dist.errors import CombinationError
+from lightning_dist.errors import CollectiveError, CombinationError
 from tests.distributed.fixed_gradients import FixedGradients
 from tests.distributed.lightning_runs import OddModule, loader_of, make_batches, strategy_of, trainer_on_pool
 from tests.distributed.local_runs import LAYOUTS, OPTIMIZERS, SaveAt, train
@@ -179,22 +182,25 @@ class Notes(pl.Callback):
                 self.momentum = sum(float(value.abs().sum()) for value in scheme.weights.momentum.values())
 
 
-def save_apart(context: RankContext, folder: str, parallel: str) -> Weights:
-    """Stopped between two synchronisations; returns the outer weights."""
+def save_apart(context: RankContext, folder: str, parallel: str) -> tuple[Weights, Weights]:
+    """Saved between two synchronisations: the outer weights, and the host's own."""
     path = Path(folder) / "middle.ckpt"
     module = OddModule(OPTIMIZERS["adamw"])
     strategy = strategy_of(parallel=parallel, sync=local(every=4), checkpoint="sharded")
     trainer = trainer_on_pool(context, strategy, callbacks=[SaveAt(path, 5)])
     outer: Weights = {}
+    own: Weights = {}
 
     class Look(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
             if args[-1] == 3:  # just synchronised
                 outer.update({name: value.clone() for name, value in pl_module.state_dict().items()})
+            elif args[-1] == 5:
+                own.update({name: value.clone() for name, value in pl_module.state_dict().items()})
 
     trainer.callbacks.insert(0, Look())  # type: ignore[attr-defined]
     trainer.fit(module, loader_of(make_batches(context.world_size, 8)[context.rank]))
-    return outer
+    return outer, own
 
 
 def go_on(context: RankContext, folder: str, parallel: str, sync: dict[str, Any]) -> tuple[Notes, Weights]:
@@ -220,21 +226,60 @@ RESIZED = {
 def test_other_hosts_begin_with_outer_weights_and_as_many_with_their_own(
     ranks: RankPool, tmp_path: Path, before: str, layout_before: str, after: str, layout_after: str
 ) -> None:
-    outer = ranks.run(save_apart, layout=LAYOUTS[layout_before], args=(str(tmp_path), before))
-    assert alike(outer)
+    saved = ranks.run(save_apart, layout=LAYOUTS[layout_before], args=(str(tmp_path), before))
+    assert alike([outer for outer, _ in saved])
     layout = LAYOUTS[layout_after]
     got = ranks.run(go_on, layout=layout, args=(str(tmp_path), after, local(every=4)))
     firsts = [notes.first for notes, _ in got]
     if len(layout) == len(LAYOUTS[layout_before]):
         assert not alike(firsts)
-        assert not torch.equal(firsts[0]["net.0.weight"], outer[0]["net.0.weight"])
+        for host, members in layout.items():
+            own = saved[LAYOUTS[layout_before][host][0]][1]
+            assert alike([own, *(firsts[rank] for rank in members)])
     else:
-        assert alike([*firsts, outer[0]])
+        assert alike([saved[0][0], *firsts])
     assert alike([weights for _, weights in got])
     if len(layout) > 1:
         assert {notes.step for notes, _ in got} == {6}
         assert len({notes.momentum for notes, _ in got if after == "ddp"}) <= 1
         assert all(notes.momentum > 0 for notes, _ in got)
+
+
+class SaveWarned(SaveAt):
+    """Keeps the weights of the last time that workers met, and what was warned of."""
+
+    def __init__(self, path: Path, batch_idx: int) -> None:
+        super().__init__(path, batch_idx)
+        self.outer: Weights = {}
+        self.warned = ""
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 3:
+            self.outer = weights_of(pl_module)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self.warned += " ".join(str(each.message) for each in caught)
+
+
+def save_whole(context: RankContext, folder: str, parallel: str) -> tuple[Weights, Weights, str]:
+    """Lightning's own file, written between two synchronisations: outer weights, those of the file, warnings."""
+    path = Path(folder) / "whole.ckpt"
+    saving = SaveWarned(path, 5)
+    trainer = trainer_on_pool(context, strategy_of(parallel=parallel, sync=local(every=4)), callbacks=[saving])
+    trainer.fit(OddModule(OPTIMIZERS["sgd"]), loader_of(make_batches(context.world_size, 7)[context.rank]))
+    return saving.outer, torch.load(path, weights_only=True)["state_dict"], saving.warned
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "zero2"])
+def test_a_file_for_all_has_the_outer_weights_and_says_what_it_lacks(
+    ranks: RankPool, tmp_path: Path, parallel: str
+) -> None:
+    got = ranks.run(save_whole, layout=LAYOUTS["1+1"], args=(str(tmp_path), parallel))
+    assert alike([each for outer, saved, _ in got for each in (outer, saved)])
+    assert "write checkpoint=sharded" in got[0][2]
 
 
 # -- elastic ----------------------------------------------------------------------------------------------------------
@@ -394,6 +439,30 @@ def test_statistics_are_averaged(ranks: RankPool, parallel: str) -> None:
         mean = torch.stack([before[name] for _, before in got]).mean(0)
         torch.testing.assert_close(got[0][0][name], mean, rtol=0, atol=1e-6)
     assert int(got[0][0]["net.1.num_batches_tracked"]) == 4
+
+
+class Dies(pl.Callback):
+    """The second host's rank is gone before workers meet."""
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx == 2 and trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit_with_the_lost(context: RankContext, parallel: str) -> str:
+    trainer = trainer_on_pool(context, strategy_of(parallel=parallel, sync=local(every=3)), callbacks=[Dies()])
+    with pytest.raises(CollectiveError) as caught:
+        trainer.fit(OddModule(OPTIMIZERS["plain"]), loader_of(make_batches(context.world_size, 6)[context.rank]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("zero2", marks=pytest.mark.sweep)])
+def test_a_lost_host_is_named_by_those_who_wait_for_it(ranks: RankPool, parallel: str) -> None:
+    said, died = ranks.run(fit_with_the_lost, layout=LAYOUTS["1+1"], args=(parallel,), may_die=[1])
+    assert isinstance(died, Died)
+    assert "rank 1 (host b)" in said
 
 
 # -- what does not go ------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import torch
 
 from lightning_dist.errors import CombinationError
 from lightning_dist.gradsync.powersgd.factors import first_factor, matrix_of, orthonormal
+from lightning_dist.parallel.held_state import local_of
+from tests.distributed import sharded_runs
 from tests.distributed.fixed_gradients import FixedGradients
 from tests.distributed.lightning_runs import loader_of, strategy_of, trainer_on_pool
 from tests.distributed.test_checkpoint_layouts import SaveAtEnd
@@ -24,6 +26,7 @@ LAYOUTS: dict[str, dict[str, list[int]]] = {
     "2+1": {"a": [0, 1], "b": [2]},
 }
 SHAPES = {"matrix": (40, 30), "kernel": (16, 4, 3, 3), "late": (33, 29), "bias": (40,), "thin": (3, 50)}
+MODES = ("ddp", "zero1", "zero2", "zero3", "hsdp")
 RANK = 2
 STEPS = 5
 UNFROZEN_AT = 3
@@ -41,8 +44,8 @@ def mean_gradients(world_size: int, step: int) -> dict[str, torch.Tensor]:
     return {name: torch.stack([each[name] for each in every]).mean(0) for name in SHAPES}
 
 
-def fixed_gradients(kind: type[GradientsT]) -> GradientsT:
-    return kind(SHAPES, uses=tuple(SHAPES), unfrozen_at=UNFROZEN_AT)
+def fixed_gradients(kind: type[GradientsT], *, unfrozen_at: int = UNFROZEN_AT) -> GradientsT:
+    return kind(SHAPES, uses=tuple(SHAPES), unfrozen_at=unfrozen_at)
 
 
 def train(
@@ -100,7 +103,7 @@ def reference(world_size: int, *, warmup: int = 0, warm_start: bool = True, keep
 
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     f"{parallel}-{layout}-{case}": (parallel, layout, options, same)
-    for parallel in ("ddp", "zero1", "zero2", "zero3", "hsdp")
+    for parallel in MODES
     for layout in LAYOUTS
     if (parallel, layout) != ("hsdp", "2+1")
     for case, (options, same) in {
@@ -145,30 +148,45 @@ def _applied(world_size: int, *, per: int = 1) -> dict[str, torch.Tensor]:
     return total
 
 
-def test_what_is_left_out_is_owed_once_a_window(ranks: RankPool, tmp_path: Path) -> None:
-    got = ranks.run(train, layout=LAYOUTS["1+1"], args=(str(tmp_path), {}, STEPS))  # one window
-    _check_nothing_is_lost(got, _applied(len(got), per=STEPS))
+@pytest.mark.parametrize("parallel", sampled({mode: (mode,) for mode in MODES}, ["ddp", "zero1"]))
+def test_what_is_left_out_is_owed_under_accumulation(ranks: RankPool, tmp_path: Path, parallel: str) -> None:
+    got = ranks.run(train, layout=LAYOUTS["1+1"], args=(str(tmp_path), {}, UNFROZEN_AT, STEPS, parallel))
+    _check_nothing_is_lost(got, _applied(len(got), per=UNFROZEN_AT))
 
 
-@pytest.mark.parametrize(("before", "after"), sampled({"up": ("1+1", "2+1"), "down": ("2+2", "1+1")}, ["up"]))
-def test_other_ranks_take_over_what_is_owed(ranks: RankPool, tmp_path: Path, before: str, after: str) -> None:
+PAIRS = {
+    f"{before}, {after}": (before, after)
+    for before in ("ddp 1+1", "ddp 2+2", "zero2 2+2", "zero3 2+1", "hsdp 2+2")
+    for after in ("ddp 2+1", "zero2 2+1", "zero1 1+1", "hsdp 2+2")
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), sampled(PAIRS, ["ddp 1+1, ddp 2+1", "ddp 2+2, zero2 2+1", "hsdp 2+2, ddp 2+1"])
+)
+def test_others_take_over_what_is_owed(ranks: RankPool, tmp_path: Path, before: str, after: str) -> None:
     total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     got: list[Any] = []
-    for layout in (before, after):
-        got = ranks.run(train, layout=LAYOUTS[layout], args=(str(tmp_path), {}))
+    for each in (before, after):
+        parallel, layout = each.split()
+        got = ranks.run(train, layout=LAYOUTS[layout], args=(str(tmp_path), {}, 1, STEPS, parallel))
         for name, value in _applied(len(got)).items():
             total[name] += value
     _check_nothing_is_lost(got, total)
 
 
-def straight_and_resumed(context: RankContext, folder: str) -> list[Any]:
+def straight_and_resumed(context: RankContext, folder: str, parallel: str) -> list[Any]:
     """Two epochs at once, and the second one from a checkpoint between them."""
     path = Path(folder) / "half"
-    options: dict[str, Any] = {"sync": {"algorithm": "powersgd", "powersgd": {"rank": RANK}}, "checkpoint": "sharded"}
+    options: dict[str, Any] = {
+        "parallel": parallel,
+        "sync": {"algorithm": "powersgd", "powersgd": {"rank": RANK}},
+        "checkpoint": "sharded",
+    }
     batches = [gradients_of(context.rank, step) for step in range(STEPS)]
 
     def run(epochs: int, ckpt_path: Path | None = None, *callbacks: pl.Callback) -> dict[str, torch.Tensor]:
-        module = fixed_gradients(FixedGradients)
+        module = fixed_gradients(FixedGradients, unfrozen_at=0)
         trainer = trainer_on_pool(context, strategy_of(**options), max_epochs=epochs, callbacks=list(callbacks))
         trainer.fit(module, loader_of(batches), ckpt_path=ckpt_path)
         return {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -177,11 +195,18 @@ def straight_and_resumed(context: RankContext, folder: str) -> list[Any]:
     return [run(2), run(2, path)]
 
 
-def test_a_run_that_goes_on_is_the_one_that_did_not_stop(ranks: RankPool, tmp_path: Path) -> None:
-    for straight, resumed in ranks.run(straight_and_resumed, layout=LAYOUTS["1+1"], args=(str(tmp_path),)):
+@pytest.mark.parametrize(
+    ("parallel", "layout"),
+    sampled({f"{mode}-{name}": (mode, name) for mode in MODES for name in ("1+1", "2+2")}, ["ddp-1+1", "zero2-2+2"]),
+)
+def test_a_run_that_goes_on_is_the_one_that_did_not_stop(
+    ranks: RankPool, tmp_path: Path, parallel: str, layout: str
+) -> None:
+    for straight, resumed in ranks.run(
+        straight_and_resumed, layout=LAYOUTS[layout], args=(str(tmp_path), parallel), deadline_s=60
+    ):
         for name, value in straight.items():
-            if name != "late":  # it is frozen again where a run begins
-                assert torch.equal(value, resumed[name]), name
+            assert torch.equal(value, resumed[name]), name
 
 
 class Poisoned(FixedGradients):
@@ -193,26 +218,60 @@ class Poisoned(FixedGradients):
         return super().training_step(batch, batch_idx)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.seen = [*getattr(self, "seen", []), bool(torch.isfinite(self.matrix.grad).all())]
-        for parameter in self.parameters():
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-                parameter.grad.zero_()
+        self.seen = [*getattr(self, "seen", []), bool(torch.isfinite(local_of(self.matrix.grad)).all())]
+        for gradient in (local_of(parameter.grad) for parameter in self.parameters() if parameter.grad is not None):
+            if not torch.isfinite(gradient).all():
+                gradient.zero_()
 
 
-def train_poisoned(context: RankContext) -> tuple[list[bool], torch.Tensor, torch.Tensor]:
+def train_poisoned(context: RankContext, parallel: str) -> tuple[list[bool], torch.Tensor, torch.Tensor]:
     module = fixed_gradients(Poisoned)
-    trainer = trainer_on_pool(context, strategy_of(sync={"algorithm": "powersgd", "powersgd": {"rank": RANK}}))
+    strategy = strategy_of(parallel=parallel, sync={"algorithm": "powersgd", "powersgd": {"rank": RANK}})
+    trainer = trainer_on_pool(context, strategy)
     trainer.fit(module, loader_of([gradients_of(context.rank, step) for step in range(STEPS)]))
     return module.seen, module.matrix.detach(), module.owed["matrix"]
 
 
-def test_a_gradient_that_is_not_finite_is_seen_once(ranks: RankPool) -> None:
-    got = ranks.run(train_poisoned, layout=LAYOUTS["1+1"])
+@pytest.mark.parametrize("parallel", sampled({mode: (mode,) for mode in MODES}, ["ddp"]))
+def test_a_gradient_that_is_not_finite_is_seen_once(ranks: RankPool, parallel: str) -> None:
+    got = ranks.run(train_poisoned, layout=LAYOUTS["1+1"], args=(parallel,))
     for seen, weights, owed in got:
         assert seen == [True, False, True, True, True]
         assert torch.equal(weights, got[0][1])
         assert torch.isfinite(weights).all()
         assert torch.isfinite(owed).all()
+
+
+NETS = {
+    f"{mode}-{name}": (mode, net, more)
+    for mode in MODES[1:]
+    for name, (net, more) in {
+        "odd": ("odd", {}),
+        "tied": ("tied", {}),
+        "frozen": ("frozen", {}),
+        "sometimes": ("sometimes", {}),
+        "bf16": ("odd", {"precision": "bf16-mixed"}),
+        "clipped": ("odd", {"gradient_clip_val": 0.1}),
+    }.items()
+}
+
+
+@pytest.mark.parametrize(("parallel", "net", "trainer"), sampled(NETS, ["zero2-tied", "zero2-sometimes"]))
+def test_shards_get_the_products_that_whole_models_get(
+    ranks: RankPool, parallel: str, net: str, trainer: dict[str, Any]
+) -> None:
+    outcomes = []
+    for mode in ("ddp", parallel):
+        strategy = {
+            "parallel": {"mode": mode, "find_unused_parameters": net == "sometimes"},
+            "sync": {"algorithm": "powersgd", "powersgd": {"rank": 1}},
+        }
+        case = sharded_runs.Case(net=net, strategy=strategy, trainer=trainer)
+        outcomes.append(ranks.run(sharded_runs.train, layout=LAYOUTS["2+2"], args=(case,)))
+    for whole, shards in zip(*outcomes, strict=True):
+        for name, value in whole.weights.items():
+            # Other orders of sums; of bf16, gradients of shards are rounded where those of whole models are.
+            torch.testing.assert_close(shards.weights[name], value, rtol=0, atol=1e-5)
 
 
 def test_other_modes_are_refused() -> None:

@@ -79,7 +79,9 @@ class LooksAhead(Bags):
         return {"words": batch["words"], "bags": batch["words"]}
 
 
-def reference(optimizer: str, staleness: int, *, window: int = 1, drains: tuple[int, ...] = ()) -> Ended:
+def reference(
+    optimizer: str, staleness: int, *, window: int = 1, drains: tuple[int, ...] = (), begins_anew: bool = False
+) -> Ended:
     """One process, whose look-ups see the tables of so many steps ago, or of the last drain."""
     module, seen = Bags(optimizer), Bags(optimizer)
     configured = module.configure_optimizers()
@@ -97,6 +99,8 @@ def reference(optimizer: str, staleness: int, *, window: int = 1, drains: tuple[
         with torch.sparse.check_sparse_tensor_invariants(True):  # else torch warns that it does not
             stepping.step()
         schedule.step()
+        if begins_anew and step + 1 == HALF:
+            module.load_state_dict(states[0])
         states.append(_values(module))
         if step + 1 in drains:
             oldest = step + 1
@@ -150,6 +154,33 @@ def fit(
     batches = [batch_of(step, context.rank) for step in range(first, STEPS)]
     trainer.fit(module, loader_of(batches), ckpt_path=resume)
     return Ended(_values(module), module.losses)
+
+
+class BeginsAnew(pl.Callback):
+    """Half-way, puts values back that were there at the start."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.values = _values(module)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == HALF:
+            module.load_state_dict(self.values)
+            trainer.strategy.barrier()
+
+
+def fit_anew(context: RankContext, staleness: int) -> Ended:
+    module = LooksAhead("SGD")
+    sync = {"sparse": {"exchange": "parameter_server"}, "parameter_server": {"staleness": staleness}}
+    trainer = trainer_on_pool(context, strategy_of(sync=sync), callbacks=[BeginsAnew()])
+    trainer.fit(module, loader_of([batch_of(step, context.rank) for step in range(STEPS)]))
+    return Ended(_values(module), module.losses)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_values_that_are_loaded_in_a_fit_count_from_then_on(ranks: RankPool, staleness: int) -> None:
+    """Not those of before that were looked up ahead, nor steps that were under way."""
+    results = ranks.run(fit_anew, layout=LAYOUT, args=(staleness,))
+    check(results, reference("SGD", staleness, drains=(HALF,), begins_anew=True))
 
 
 def check(results: list[Ended], expected: Ended, *, first: int = 0) -> None:

@@ -6,8 +6,11 @@ import random
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.fresh import run_script
 from tests.support.processes import REPO_ROOT
+from tests.support.sweeps import sampled
 
 SCRIPT = REPO_ROOT / "examples" / "word_vectors.py"
 
@@ -26,10 +29,22 @@ def text_of(sentences: int) -> str:
     return "\n".join("the {} {} {} in the {}.".format(*map(draw.choice, draw.choice(kinds))) for _ in range(sentences))
 
 
-def test_it_learns_which_words_are_near(tmp_path: Path) -> None:
+SCHEMES = {
+    "rows": ([], 0, r"the gradient of {}\.weight .* goes "),
+    "served": (["sync=parameter_server"], 0, r"the rows of {}\.weight .* are dealt to 2 ranks"),
+    "stale": (
+        ["sync=parameter_server", "sync.parameter_server.staleness=4"],
+        1,  # gradients that come 4 steps late learn less in as many steps
+        r"the rows of {}\.weight .* are dealt to 2 ranks",
+    ),
+}
+
+
+@pytest.mark.parametrize(("options", "allowed", "way"), sampled(SCHEMES, ["rows"]))
+def test_it_learns_which_words_are_near(tmp_path: Path, options: list[str], allowed: int, way: str) -> None:
     (tmp_path / "text.txt").write_text(text_of(6000))
     short = ["path=text.txt", "max_steps=300", "width=16", "batch_size=256", "show=[dog,saw]"]
-    result = run_script([SCRIPT, *short], cwd=tmp_path, deadline_s=150, env={"COLUMNS": "160"}).check()
+    result = run_script([SCRIPT, *short, *options], cwd=tmp_path, deadline_s=150, env={"COLUMNS": "160"}).check()
     (loss,) = re.findall(r"Nearest of [\d,]+ words, loss ([\d.]+)", result.stdout)
     assert float(loss) < 4.0, "6 ln 2 = 4.16 at the start"
     near = dict(re.findall(r"│ (\w+) +│ ([^│]+)", result.stdout))
@@ -37,7 +52,7 @@ def test_it_learns_which_words_are_near(tmp_path: Path) -> None:
         found = re.findall(r"[a-z]+", near[word])
         assert len(found) == 5
         assert len(set(found) & set(own)) >= 2
-        assert not set(found) & set(other)
+        assert len(set(found) & set(other)) <= allowed
     said = result.stdout + result.stderr
     for name in ("words", "contexts"):
-        assert len(re.findall(rf"the gradient of {name}\.weight \(\d+ x 16\) goes ", said)) == 1
+        assert len(re.findall(way.format(name), said)) == 1

@@ -11,6 +11,7 @@ from lightning_dist.config import (
     PARALLEL_MODES,
     LocalSGDConfig,
     ParallelConfig,
+    ParameterServerConfig,
     PipelineConfig,
     ProbeConfig,
     RecomputeConfig,
@@ -116,6 +117,23 @@ def test_sparse_gradients_are_those_of_whole_layers(sparse: dict[str, Any]) -> N
     assert "sync.sparse has no effect with layers that are shared by ranks" in said[0][0]
     assert "sync.sparse has no effect with pipeline stages" in said[1][0]
     assert "write parallel=ddp" in said[0][0]
+
+
+def test_options_of_servers_that_there_are_not_are_said_to_do_nothing() -> None:
+    options = ParameterServerConfig(staleness=4)
+    said = [
+        without_effect(
+            SyncConfig(sparse=SparseConfig(exchange=exchange), parameter_server=options),
+            TopologyConfig(),
+            ParallelConfig(),
+            RecomputeConfig(),
+            num_hosts=2,
+            device_type="cpu",
+        )
+        for exchange in ("rows", "auto", "parameter_server")
+    ]
+    assert [len(lines) for lines in said] == [1, 0, 0]
+    assert "sync.parameter_server has no effect with sync.sparse.exchange=rows" in said[0][0]
 
 
 @pytest.mark.parametrize("mode", PARALLEL_MODES)

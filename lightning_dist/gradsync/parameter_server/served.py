@@ -46,7 +46,7 @@ class _Used:
     Attributes:
         module: Whose forward it serves.
         served: How it is dealt.
-        options: What its optimizer's group says now; ``None`` before there is one.
+        options: What its optimizer's group says now; ``None`` where that is not to be told to servers.
         looked_up: (rows, their values with gradients) of each forward.
         gradients: Of backward passes that are over.
     """
@@ -173,12 +173,13 @@ class ServedTables:
                     used.served.own.step_by(lambda rows, options: None)
                 continue
             optimizer, group = found
-            used.options = functools.partial(_options_of, optimizer, group)
+            options = functools.partial(_options_of, optimizer, group)
             if self.step_themselves:
-                refuse_wide_steps(optimizer, used.options(), f"sync.parameter_server.staleness={self._staleness}")
+                refuse_wide_steps(optimizer, options(), f"sync.parameter_server.staleness={self._staleness}")
+                used.options = options
                 used.served.own.step_by(twin_of(optimizer, used.module.weight, group))
             elif prefetch:
-                refuse_wide_steps(optimizer, used.options(), "sync.parameter_server.prefetch=true and rows_of_batch")
+                refuse_wide_steps(optimizer, options(), "sync.parameter_server.prefetch=true and rows_of_batch")
 
     def publish(self, parameters: Container[Tensor] | None = None) -> None:
         """What steps were to be made has been made: others may look at this rank's rows.
@@ -341,6 +342,14 @@ class ServedTables:
             for used in self._used.values():
                 used.served.own.wait_for(self._version)
         self._oldest = self._version
+
+    def forget(self) -> None:
+        """Other values are about to be put into this rank's rows: what was looked up before is of no use."""
+        self.drain()
+        self._ready = _Ready(None, {})
+        future, self._ahead = self._ahead, None
+        if future is not None:
+            self._pulls.result(future)
 
     def go_on(self) -> None:
         """Nobody reads any more. Safe to call twice."""

@@ -21,8 +21,9 @@ RowStep = Callable[[Rows, Options], None]
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter group's present options without its parameters, as values that JSON can carry."""
-    return {name: _plain(value) for name, value in group.items() if name != "params"}
+    """A parameter group's present options, those that JSON can carry: numbers, words and lists of them."""
+    plain = {name: _plain(value) for name, value in group.items() if name != "params"}
+    return {name: value for name, value in plain.items() if _is_plain(value)}
 
 
 def group_of(
@@ -127,3 +128,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.item()
     return list(value) if isinstance(value, tuple) else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)

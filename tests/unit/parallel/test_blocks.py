@@ -17,6 +17,7 @@ from lightning_dist.parallel.blocks import (
     find_blocks,
     spans,
     survey_blocks,
+    without_parameters,
 )
 
 
@@ -381,3 +382,14 @@ def test_finding_changes_nothing() -> None:
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_blocks_of_nothing_else_are_left_out() -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(50, 8), "both": nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 50))})
+    both = model["both"]
+    left_out = frozenset({model["table"].weight, both[0].weight})  # type: ignore[index]
+    survey = survey_blocks(model, named=("table", "both"))
+    assert [(block.module, block.numel) for block in survey.blocks] == [(model["table"], 400), (both, 850)]
+    kept = without_parameters(survey, left_out)
+    assert [(block.module, block.numel) for block in kept.blocks] == [(both, 450)]
+    assert kept.numel == survey.numel - 800
