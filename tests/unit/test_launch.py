@@ -240,7 +240,8 @@ def test_a_child_ends_when_its_parent_is_killed(mode: str) -> None:
 def test_a_process_that_was_not_launched_watches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(parent_watch.PIPE_VARIABLE, raising=False)
     parent_watch.watch_parent()
-    monkeypatch.setenv(parent_watch.PIPE_VARIABLE, "1:0:0:0")  # of another parent, which a program in between inherited
+    # Of another parent, which a program in between inherited; nobody is their own.
+    monkeypatch.setenv(parent_watch.PIPE_VARIABLE, f"{os.getpid()}:0:0:0")
     parent_watch.watch_parent()
 
 
