@@ -32,11 +32,8 @@ REFUSED: dict[Pair, str] = {
     pair(("model", "mlp"), ("data", "sharded")): "write data=synthetic",
     pair(("parallel", "tensor"), ("topology", "flat")): "write topology=auto",
     pair(("parallel", "pipeline"), ("recompute", "budget")): "write recompute=full",
-    **{
-        pair(("sync", "powersgd"), ("parallel", mode)): "write parallel=ddp"
-        for mode in GROUPS["parallel"]
-        if mode != "ddp"
-    },
+    pair(("sync", "powersgd"), ("parallel", "tensor")): "write sync=bf16",
+    pair(("sync", "powersgd"), ("parallel", "pipeline")): "write sync=int8",
     **{
         pair(("sync", "local_sgd"), ("parallel", mode)): "write parallel=ddp or zero2"
         for mode in GROUPS["parallel"]

@@ -31,7 +31,7 @@ TIMEOUT_S = 2.5
 GRACE_S = TIMEOUT_S / 2  # in which ranks tell each other what they saw
 LOAD_S = 12.0
 """What a busy machine may add. Added to ours it is less than the 20 s that torch's own group and store would wait."""
-SYNC: dict[str, Any] = {"timeout_s": TIMEOUT_S, "chunk_bytes": 1 << 16}
+SYNC: dict[str, Any] = {"timeout_s": TIMEOUT_S, "chunk_bytes": 1 << 16, "bucket_bytes": 1 << 16}
 STEPS = 4
 CHUNKS = 5
 NUMEL = (CHUNKS * (1 << 16) - 1000) // 4
