@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,24 +20,22 @@ from lightning_dist.gradsync.data_parallel import DataParallel, has_parameters_f
 from lightning_dist.gradsync.powersgd import LowRankFeedback
 from lightning_dist.gradsync.sparse import SparseAverage, has_sparse_gradients
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
-from lightning_dist.modes.mode import Mode
 from lightning_dist.modes.refusals import refuse_scaled_products
-from lightning_dist.modes.served import DealtTables, deal_tables
+from lightning_dist.modes.served import deal_tables
+from lightning_dist.modes.serving import ServingMode
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.norms import GlobalNorm
 from lightning_dist.topology.layout import Axes, Layout
 
 
-class DataParallelMode(Mode):
+class DataParallelMode(ServingMode):
     """On the reducer of :class:`~torch.nn.parallel.DistributedDataParallel`."""
 
     _wrapped: DataParallel | None = None
     _all_reduce: HierarchicalAllReduce | None = None
     _low_rank: LowRankFeedback | None = None
     _sparse: SparseAverage | None = None
-    _tables: DealtTables | None = None
     _norm: GlobalNorm | None = None
-    _accumulates = False
     _buffers_due = False
 
     def wrap(self, trainer: pl.Trainer) -> nn.Module:
@@ -146,38 +144,9 @@ class DataParallelMode(Mode):
             self._wrapped.flush_static_graph()
         self._wrapped.finish_backward()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """The reducer's own, and the same for tables."""
-        self._accumulates = True
-        try:
-            with nullcontext() if self._wrapped is None else self._wrapped.no_sync():
-                yield
-        finally:
-            self._accumulates = False
-
-    def begin_batch(self, batch_idx: int) -> None:
-        """The step before is over, also one that was skipped."""
-        self._publish()
-
-    def begin_training(self, trainer: pl.Trainer) -> None:
-        """Tables may look a batch ahead."""
-        if self._tables is not None:
-            self._tables.begin_training(trainer)
-
-    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The module's, with the rows at hand that it says it will need."""
-        if self._tables is not None:
-            self._tables.begin_step(self.module.trainer, args[0], is_last=not self._accumulates)
-        return call(*args, **kwargs)
-
-    def end_training(self) -> None:
-        """So is the last step."""
-        self._publish()
-
-    def _publish(self) -> None:
-        if self._tables is not None:
-            self._tables.publish()
+    def _holding_back(self) -> AbstractContextManager[None]:
+        """The reducer's own."""
+        return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
 
     def begin_evaluation(self, num_batches: list[int | float]) -> None:
         """Bring buffers to rank 0's state once in a fit, as a wrapped forward would at each batch.

@@ -19,9 +19,10 @@ from lightning_dist import build
 from lightning_dist.comm.feedback import Feedback
 from lightning_dist.modes.clipping import clip_as_before, clip_globally
 from lightning_dist.modes.data_parallel import has_batches
-from lightning_dist.modes.mode import Mode, Seat, Setting, unwrapped
+from lightning_dist.modes.mode import Seat, Setting, unwrapped
 from lightning_dist.modes.refusals import refuse_after_failure, refuse_scaled_products
-from lightning_dist.modes.served import DealtTables, deal_tables
+from lightning_dist.modes.served import deal_tables
+from lightning_dist.modes.serving import ServingMode
 from lightning_dist.modes.whole_numbers import hooks_as_before, hooks_see_whole_numbers
 from lightning_dist.parallel.held_state import HeldState
 from lightning_dist.parallel.materialize import is_on_meta
@@ -32,7 +33,7 @@ from lightning_dist.parallel.tensor import TensorLinks, TensorParallel
 from lightning_dist.parallel.used_shards import explaining_shards
 
 
-class ShardedMode(Mode):
+class ShardedMode(ServingMode):
     """On FSDP2, over our lanes. The averaged copies that Lightning's callbacks keep are spread with the model.
 
     Args:
@@ -56,8 +57,6 @@ class ShardedMode(Mode):
         self._averages: list[Sharded] = []
         self._links: ShardLinks | None = None
         self._row_links: build.RowLinks | None = None
-        self._tables: DealtTables | None = None
-        self._accumulates = False
         self._norm: GlobalNorm | None = None
         self._buffers_due = False
         self._is_fitting = False
@@ -167,38 +166,9 @@ class ShardedMode(Mode):
         if self._tables is not None:
             self._tables.after_backward(is_last=not self._accumulates)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """A window of accumulation goes on."""
-        self._accumulates = True
-        try:
-            with nullcontext() if self._model is None else self._model.no_sync():
-                yield
-        finally:
-            self._accumulates = False
-
-    def begin_batch(self, batch_idx: int) -> None:
-        """The step before is over, also one that was skipped."""
-        self._publish()
-
-    def begin_training(self, trainer: pl.Trainer) -> None:
-        """Tables may look a batch ahead."""
-        if self._tables is not None:
-            self._tables.begin_training(trainer)
-
-    def training_step(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The module's, with the rows at hand that it says it will need."""
-        if self._tables is not None:
-            self._tables.begin_step(self.module.trainer, args[0], is_last=not self._accumulates)
-        return call(*args, **kwargs)
-
-    def end_training(self) -> None:
-        """So is the last step."""
-        self._publish()
-
-    def _publish(self) -> None:
-        if self._tables is not None:
-            self._tables.publish()
+    def _holding_back(self) -> AbstractContextManager[None]:
+        """The shards' own."""
+        return nullcontext() if self._model is None else self._model.no_sync()
 
     def abort(self, reason: str) -> None:
         """Free who waits for this rank's rows."""
